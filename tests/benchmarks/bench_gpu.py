@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import program
-from tests.benchmarks.gpu_ranks import COLLECTIVES
-from tests.benchmarks.turns import machine, take_turns, versions
+from tests.benchmarks.gpu_beside import COLLECTIVES
+from tests.benchmarks.measuring import machine, take_turns, versions
 
 DOCS = Path(__file__).parents[2] / "docs"
 Results = dict[str, list[dict[str, Any]]]
@@ -78,10 +78,8 @@ RANKS = "ranks"
 """The case with rows of its own: one rank, connected with itself."""
 LOOPS = "loops"
 """The case with rows of training and ptychography, whose steps take milliseconds."""
-ELSEWHERE = {"monai": "gpu_peers", "deepinv": "gpu_peers", RANKS: "gpu_ranks"} | dict.fromkeys(
-    ("scan", "cdtools", "step", "loop"), "gpu_loops"
-)
-"""Modules of programs that are not in gpu_programs."""
+BESIDE = ("monai", "deepinv", RANKS, "scan", "cdtools", "step", "loop")
+"""Programs of gpu_beside; the others are in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
     "monai default": ("monai default", "MONAI, its default overlap"),
@@ -248,7 +246,7 @@ class Bench:
             return {}
         name, *more = key.split()
         try:
-            module = ELSEWHERE.get(name, "gpu_programs")
+            module = "gpu_beside" if name in BESIDE else "gpu_programs"
             return self.run(f"{module}.{name}", self.folder, edge, self.device, *words, *more)
         except SystemExit as error:
             print(error, file=sys.stderr, flush=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import Ratio, program
+from tests.benchmarks.measuring import machine, take_turns, versions
 from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS
-from tests.benchmarks.turns import machine, take_turns, versions
 
 LONGER = 1.03
 """Most of the time of a peer's training that ours may take."""

@@ -12,9 +12,9 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
-from tests.benchmarks import bench_gpu, gpu_peers, gpu_programs, unets
+from tests.benchmarks import bench_gpu, gpu_beside, gpu_programs, unets
 from tests.benchmarks.bench_gpu import CASES, STAGES, Bench, Table, main
-from tests.benchmarks.turns import take_turns
+from tests.benchmarks.measuring import take_turns
 
 OURS = {
     "mpix_per_s": 80.0,
@@ -78,7 +78,7 @@ def test_every_program_runs_on_the_processor(
 def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
     name, way = words.split()
     pytest.importorskip(name)
-    assert getattr(gpu_peers, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
+    assert getattr(gpu_beside, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
 
 
 @pytest.mark.parametrize(
