@@ -134,7 +134,7 @@ def test_a_wrong_call_starts_nothing_and_a_tilde_is_the_home(tmp_path: Path, mon
     for name in ("in.npy", "mask.npy"):
         np.save(tmp_path / name, np.zeros((40, 30), np.float32))
     request: dict[str, Any] = {"source": "~/in.npy", "output": "~/out.zarr"}
-    tv = {"denoiser": "tv", "strength": 0.1}
+    tv: dict[str, Any] = {"denoiser": "tv", "strength": 0.1}
     for changes, words in CALLS:
         with pytest.raises(ConfigError, match=words):
             halotile.denoise(**request | ({} if "denoiser" in changes else tv) | changes)

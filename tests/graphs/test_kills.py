@@ -47,6 +47,14 @@ Check = Callable[[], None]
 PACE = 0.08
 
 
+def order(workers: int = 2, **options: float) -> Order:
+    return Order(workers=workers, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
+
+
+def processes(cluster: RunningCluster) -> list[int]:
+    return sorted(cluster.client.run(os.getpid).values())
+
+
 @contextmanager
 def running(scene: Scene, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own that has done a few blocks."""
@@ -73,6 +81,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
             enough = len(scene.seen()) + 3
             kill(sorted(scene.workers())[:kills])
             until(partial(scene.has_seen, enough))
+        scene.set_pace(0)
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
     check_whole()
@@ -84,7 +93,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
-    with local.start(Order(workers=1, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))) as cluster:
+    with local.start(order(workers=1)) as cluster:
         # Dask would otherwise give a worker up that is not back after 15 s.
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
         outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
@@ -142,11 +151,10 @@ def test_workers_that_die_early_leave_no_traceback(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on."""
-    ends: Any = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
-    ends = ends if deaths == 2 else nullcontext()
-    order = Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
+    lost = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
+    ends: Any = lost if deaths == 2 else nullcontext()
     deadly = cast(worker_setup.BlockPlugin, Deadly(tmp_path, deaths))
-    with local.start(order) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
+    with local.start(order()) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
         assert failures == []
     assert len(list(tmp_path.iterdir())) == deaths
     gc.collect()
@@ -186,6 +194,7 @@ def test_a_lost_scheduler_is_started_anew(scene: Scene, check_whole: Check, monk
         if progress.done > 10 and not done:
             done.update(scene.journalled())
             scene.forget()
+            scene.set_pace(0)
             running = started[0].client.cluster
             running.sync(running.scheduler.close)
 
@@ -272,25 +281,19 @@ class Done:
     seconds: float
 
 
-def noop(numbers: tuple[int, ...]) -> Done:
-    return Done(numbers, 1e-6 * len(numbers))
-
-
-def sleep(numbers: tuple[int, ...], seconds: float) -> Done:
+def noop(numbers: tuple[int, ...], seconds: float = 0.0) -> Done:
     time.sleep(seconds)
-    return noop(numbers)
+    return Done(numbers, 1e-6 * len(numbers))
 
 
 def fail_or_die_once(numbers: tuple[int, ...], marker: str) -> Done:
     """Seven fails, and five kills its worker once."""
     if 7 in numbers:
         raise ValueError("seven")
-    if 5 in numbers:
-        try:
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return noop(numbers)
-        os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(FileExistsError):
+        if 5 in numbers:
+            Path(marker).touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
     return noop(numbers)
 
 
@@ -326,7 +329,7 @@ def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Runni
 
 
 def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, partial(sleep, seconds=0.5))
+    stream = stream_of(cluster, partial(noop, seconds=0.5))
     on_workers = TASKS_PER_WORKER * cluster.workers
     answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
     groups = [next(group for group in answers if group)]
@@ -339,7 +342,7 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
 
 
 def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster, monkeypatch: Patch) -> None:
-    workers = cluster.client.run(os.getpid).values()
+    workers = processes(cluster)
     stream = stream_of(cluster, noop, stall_seconds=1.0)
     gather, found = stream._gather, list[Any]()
 
@@ -380,19 +383,11 @@ def test_groups_grow_with_fast_blocks_many_workers_and_what_is_left() -> None:
     assert [Grouping(n, seconds_per_block=0.05).size(10**6) for n in (100, 1000)] == [20, 80]
 
 
-def order(**options: float) -> Order:
-    return Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
-
-
-def processes(cluster: RunningCluster) -> list[int]:
-    return sorted(cluster.client.run(os.getpid).values())
-
-
 def test_others_take_the_work_of_a_worker_that_is_five_times_slower(scene: Scene, check_whole: Check) -> None:
-    scene.set_pace(PACE)
+    scene.set_pace(PACE / 2)
     with local.start(order()) as cluster:
         fast, slow = processes(cluster)
-        scene.set_pace_of(slow, 5 * PACE)
+        scene.set_pace_of(slow, 2.5 * PACE)
         scene.run(cluster)
     # One queue for both would give it every sixth.
     assert 1 <= len(scene.blocks_of(slow)) <= len(scene.blocks_of(fast)) / 3
