@@ -95,16 +95,6 @@ def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth_of(job), spatial=3))
 
 
-def test_channels_last_keep_their_order_in_a_bare_array(tmp_path: Path) -> None:
-    pixels = noisy_image((150, 140, 3), "uint8")
-    source = write_zarr(tmp_path / "in.zarr", pixels, axes="yxc")
-    job = job_of(source, tmp_path / "out.zarr", "gaussian", DENOISERS["gaussian"])
-    want = whole_picture(job, np.moveaxis(pixels, -1, 0), depth_of(job))
-    assert np.array_equal(run_inline(job), want)
-    bare = replace(job, output=replace(job.output, format="zarr", overwrite=True))
-    assert np.array_equal(run_inline(bare), np.moveaxis(want, 0, -1))
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(("name", "workers"), [("tv", 2), ("dncnn", 2), ("dncnn", 4), thorough("dncnn", 1)])
 def test_any_workers_give_the_same_bits(name: str, workers: int, cluster: RunningCluster, tmp_path: Path) -> None:
