@@ -97,18 +97,6 @@ def test_it_is_tiled_compressed_and_a_bigtiff_beyond_4_gb(tmp_path: Path, monkey
     assert (tmp_path / "a.tif").stat().st_size < 10_000
 
 
-def test_a_mean_is_no_hole(tmp_path: Path) -> None:
-    heights = np.full((600, 600), -3, "int16")
-    heights[:, ::2] = 3
-    heights[:20] = 0
-    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=[(42113, "s", 0, "0", True)])
-    write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "in.tif"), {}, None))
-    with tifffile.TiffFile(tmp_path / "a.tif") as file:
-        level = file.series[0].levels[1].asarray()
-    assert (level[:10] == 0).all()
-    assert (level[10:] == 1).all()
-
-
 def test_every_unit_of_ome_zarr_and_its_size_come_back(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", image((2, 3, 4)))
     source: Any = open_source(tmp_path / "in.npy", axes="tyx")
@@ -123,7 +111,8 @@ def test_every_unit_of_ome_zarr_and_its_size_come_back(tmp_path: Path) -> None:
             with tifffile.TiffFile(tmp_path / "a.tif") as file:
                 tags = file.pages.first.tags
                 found = [np.divide(*tags[f"{a}Resolution"].value) for a in "XY"]
-                assert (found, tags["ResolutionUnit"].value) == (pytest.approx([per / 0.125, per / 0.5]), 3)
+                assert found == pytest.approx([per / 0.125, per / 0.5])
+                assert tags["ResolutionUnit"].value == 3
 
 
 def test_reads_are_bounded_and_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,17 +134,6 @@ def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
 
-def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    *whole, last = journal_lines(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
-    for length in range(len(last)):
-        path.write_bytes(b"".join(whole) + last[:length])
-        journal = opened(path)
-        assert (list(journal.done), journal.warning) == ([1, 2], "")
-        journal.mark(marked(7))
-        assert list(opened(path).done) == [1, 2, 7]
-
-
 def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     header, line, last = journal_lines(path, ("mark", [1, 2]), ("mark", [9]))

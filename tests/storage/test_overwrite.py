@@ -522,8 +522,11 @@ def test_a_chunk_that_is_written_to_is_noticed(stored: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("denied", [403, 503])
-def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(tmp_path: Path, denied: int) -> None:
-    pytest.importorskip("obstore")
+def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: int
+) -> None:
+    few = partial(pytest.importorskip("obstore.store").from_url, retry_config={"max_retries": 2})
+    monkeypatch.setattr("obstore.store.from_url", few)
 
     class OnlyGet(Quiet):
         def do_HEAD(self) -> None:
