@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,7 @@ def head(device: dict[str, Any], kind: str) -> list[str]:
     ]
 
 
+@dataclass
 class Bench:
     """Runs the programs and makes rows of what they give.
 
@@ -174,22 +175,13 @@ class Bench:
         Runs a program of a name, a folder, an edge and further words.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        repeats: int,
-        minutes: float,
-        width: int,
-        run: Callable[..., dict[str, Any]] = program,
-    ) -> None:
-        self.folder = folder
-        self.device = device
-        self.repeats = repeats
-        self.minutes = minutes
-        self.width = width
-        self.run = run
-        self.failed: dict[str, str] = {}
+    folder: Path
+    device: str
+    repeats: int
+    minutes: float
+    width: int
+    run: Callable[..., dict[str, Any]] = program
+    failed: dict[str, str] = field(default_factory=dict)
 
     def rows(self, case: Case, edge: int | None) -> list[str]:
         """The rows of a case."""
@@ -259,12 +251,12 @@ def is_installed(key: str) -> bool:
     return importlib.util.find_spec(key.split()[0]) is not None
 
 
+@dataclass
 class Table:
     """What the programs gave, as rows."""
 
-    def __init__(self, results: Results, failed: dict[str, str]) -> None:
-        self.results = results
-        self.failed = failed
+    results: Results
+    failed: dict[str, str]
 
     def lines(self, case: Case, title: str) -> Iterator[str]:
         """The rows of a case, in order."""
