@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,11 @@ from distributed import LocalCluster
 from halotile import DistributedContext
 from halotile.errors import BlockFailed
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from halotile.storage.disk.durable import Disk
+from halotile.tasks.denoisers.function import Function
 from tests.faults import BLOCKS, LEFT, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 from tests.support import IN_THREADS
@@ -46,6 +49,26 @@ def counts() -> Iterator[list[DistributedContext]]:
         clusters = [opened.enter_context(LocalCluster(n_workers=n, **IN_THREADS)) for n in (1, 2, 3)]
         contexts = [DistributedContext(cluster=each.get_client(), device_mode="cpu") for each in clusters]
         yield [opened.enter_context(each) for each in contexts]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched_is_tried_once() -> Iterator[None]:
+    """The denoiser of watched jobs is the same in each: a process tries it once for each way of tiling."""
+    bounded, answers = denoiser_trials.bounded, dict[str, Any]()
+
+    def remembered(call: Any, title: str, *arguments: Any, **options: Any) -> Any:
+        denoiser = call.args[0] if isinstance(call, partial) and call.args else None
+        if not isinstance(denoiser, Function) or denoiser.import_ != "tests.faults:watched":
+            return bounded(call, title, *arguments, **options)
+        asked = [each for each in call.args[1:] if not isinstance(each, list)]  # but for pixels of samples
+        key = repr((call.func, replace(denoiser, options={}), asked, call.keywords))
+        if key not in answers:
+            answers[key] = bounded(call, title, *arguments, **options)
+        return answers[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(denoiser_trials, "bounded", remembered)
+        yield
 
 
 Kept = tuple[Scene, Path]

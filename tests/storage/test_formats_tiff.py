@@ -124,16 +124,6 @@ def test_a_palette_of_increasing_greys_is_an_image_and_others_are_refused(tmp_pa
             assert arrays.open_source(path).shape == (4, 5)
 
 
-def test_a_pyramid_cut_in_a_coarser_level_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "a.tif"
-    _pyramid(path)
-    with tifffile.TiffFile(path) as file:
-        place = file.series[0].levels[2].pages[0].dataoffsets[0]
-    path.write_bytes(path.read_bytes()[: place + 5])
-    with pytest.raises(DamagedData, match="cut short"):
-        arrays.open_source(path)
-
-
 def test_the_series_is_chosen_by_number_and_has_its_own_size_of_pixels(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         for image, per_cm in ((STACK[0], 10000), (STACK[1, :20], 500)):
