@@ -22,7 +22,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job, Output
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
@@ -32,7 +32,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.operators.mask import Mask
 from tests.cases import thorough
 from tests.faults import BLOCKS, LEFT, Scene, flip_bit, image
-from tests.support import write_zarr
+from tests.support import job_of, write_zarr
 
 pytestmark = pytest.mark.cluster
 Check = Callable[[], None]
@@ -60,11 +60,8 @@ def refused(
 
 
 def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Denoising:
-    return Denoising(
-        input=Input(path=str(source)),
-        output=Output(path=str(output), shard=128, chunk=32, overwrite=overwrite),
-        denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),
-    )
+    job = job_of(source, Path(output), "gaussian", {"sigma": 1.0})
+    return replace(job, output=replace(job.output, path=str(output), overwrite=overwrite))
 
 
 @pytest.fixture
