@@ -167,8 +167,7 @@ class Gated(Wrapped):
         self.below = below
 
     def forward(self, x: torch.Tensor) -> Any:
-        mean = x.mean((1, 2, 3), keepdim=True)
-        return torch.where(mean < self.below, self.inner(x), x)
+        return torch.where(x.mean((1, 2, 3), keepdim=True) < self.below, self.inner(x), x)
 
 
 class FarRolled(Wrapped):

@@ -33,6 +33,8 @@ EDGE = 256
 BLOCK = 32
 ACROSS = EDGE // BLOCK
 BLOCKS = ACROSS**2
+LEFT = range(20, 24)
+"""Blocks that a run which is half done has left."""
 FIRST = 1000.0
 """Value of the first pixel: what a check of the denoiser tries it on lies below."""
 REPOSITORY = Path(__file__).parents[1]

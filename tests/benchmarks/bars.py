@@ -102,7 +102,7 @@ def differing(folder: Path) -> float:
 
 def checks(folder: Path) -> float:
     """Per cent of a copy's time that its own checks take."""
-    return program("safeguards.share", folder, 16384)["percent"]
+    return program("denoising.share", folder, 16384)["percent"]
 
 
 def noop(blocks: int, figure: str) -> Callable[[Path], float]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import program
-from tests.benchmarks.gpu_ranks import COLLECTIVES
-from tests.benchmarks.turns import machine, take_turns, versions
+from tests.benchmarks.gpu_beside import COLLECTIVES
+from tests.benchmarks.measuring import machine, take_turns, versions
 
 DOCS = Path(__file__).parents[2] / "docs"
 Results = dict[str, list[dict[str, Any]]]
@@ -78,10 +78,8 @@ RANKS = "ranks"
 """The case with rows of its own: one rank, connected with itself."""
 LOOPS = "loops"
 """The case with rows of training and ptychography, whose steps take milliseconds."""
-ELSEWHERE = {"monai": "gpu_peers", "deepinv": "gpu_peers", RANKS: "gpu_ranks"} | dict.fromkeys(
-    ("scan", "cdtools", "step", "loop"), "gpu_loops"
-)
-"""Modules of programs that are not in gpu_programs."""
+BESIDE = ("monai", "deepinv", RANKS, "scan", "cdtools", "step", "loop")
+"""Programs of gpu_beside; the others are in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
     "monai default": ("monai default", "MONAI, its default overlap"),
@@ -159,6 +157,7 @@ def head(device: dict[str, Any], kind: str) -> list[str]:
     ]
 
 
+@dataclass
 class Bench:
     """Runs the programs and makes rows of what they give.
 
@@ -176,22 +175,13 @@ class Bench:
         Runs a program of a name, a folder, an edge and further words.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        repeats: int,
-        minutes: float,
-        width: int,
-        run: Callable[..., dict[str, Any]] = program,
-    ) -> None:
-        self.folder = folder
-        self.device = device
-        self.repeats = repeats
-        self.minutes = minutes
-        self.width = width
-        self.run = run
-        self.failed: dict[str, str] = {}
+    folder: Path
+    device: str
+    repeats: int
+    minutes: float
+    width: int
+    run: Callable[..., dict[str, Any]] = program
+    failed: dict[str, str] = field(default_factory=dict)
 
     def rows(self, case: Case, edge: int | None) -> list[str]:
         """The rows of a case."""
@@ -248,7 +238,7 @@ class Bench:
             return {}
         name, *more = key.split()
         try:
-            module = ELSEWHERE.get(name, "gpu_programs")
+            module = "gpu_beside" if name in BESIDE else "gpu_programs"
             return self.run(f"{module}.{name}", self.folder, edge, self.device, *words, *more)
         except SystemExit as error:
             print(error, file=sys.stderr, flush=True)
@@ -261,12 +251,12 @@ def is_installed(key: str) -> bool:
     return importlib.util.find_spec(key.split()[0]) is not None
 
 
+@dataclass
 class Table:
     """What the programs gave, as rows."""
 
-    def __init__(self, results: Results, failed: dict[str, str]) -> None:
-        self.results = results
-        self.failed = failed
+    results: Results
+    failed: dict[str, str]
 
     def lines(self, case: Case, title: str) -> Iterator[str]:
         """The rows of a case, in order."""

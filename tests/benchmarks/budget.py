@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.filters import OPTIONS
-from tests.benchmarks.measuring import chosen, seconds_spent, timed
-from tests.benchmarks.turns import take_turns
+from tests.benchmarks.measuring import chosen, seconds_spent, take_turns, timed
 
 SHARD = 1024
 ROWS = ("read and decode", "compute", "encode", "write", "fsync", "whole block")
@@ -27,7 +26,7 @@ ROWS = ("read and decode", "compute", "encode", "write", "fsync", "whole block")
 def time_stages(compiled: bool) -> None:
     """Time what a worker does for a block from now on."""
     from halotile.storage.disk.durable import Disk
-    from halotile.storage.sharded import output, shards
+    from halotile.storage.sharded import shards
     from halotile.tasks.block import BlockRunner
     from halotile.tasks.denoise_block import DenoiseStages
     from halotile.tasks.denoisers.compiled import library
@@ -36,7 +35,7 @@ def time_stages(compiled: bool) -> None:
         library.library = lambda: None  # type: ignore[assignment]
     DenoiseStages.read = timed("read and decode", DenoiseStages.read)  # type: ignore[method-assign]
     DenoiseStages.compute = timed("compute", DenoiseStages.compute)  # type: ignore[method-assign]
-    output.encode_shard = timed("encode", shards.encode_shard)  # type: ignore[attr-defined]
+    shards.encode_shard = timed("encode", shards.encode_shard)
     Disk._write = timed("write", Disk._write)  # type: ignore[method-assign]
     Disk._fsync = timed("fsync", Disk._fsync)  # type: ignore[method-assign]
     BlockRunner.run = timed("whole block", BlockRunner.run)  # type: ignore[method-assign]

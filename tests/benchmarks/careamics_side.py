@@ -11,7 +11,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,5 @@ def train(source: str, folder: Path, steps: int, kind: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    tasks: dict[str, Callable[..., dict[str, float]]] = {
-        "step": step, "denoise": denoise, "predict": predict, "train": train
-    }  # fmt: skip
     request = json.loads(sys.argv[2])
-    print(json.dumps(tasks[sys.argv[1]](folder=Path(request.pop("folder")), **request)), flush=True)
+    print(json.dumps(globals()[sys.argv[1]](folder=Path(request.pop("folder")), **request)), flush=True)

@@ -150,9 +150,8 @@ def _compared(drawn: NDArray[Any], denoisers: Sequence[str], noise: Noise, known
 def _section(model: str, noise: Noise | None) -> dict[str, Any]:
     if noise is None or (noise.photons and model == "gaussian"):
         return {"model": model}
-    return {"model": model, "read_sigma": noise.read} | (
-        {"gain": noise.gain, "offset": noise.offset} if noise.photons else {}
-    )
+    counted = {"gain": noise.gain, "offset": noise.offset} if noise.photons else {}
+    return {"model": model, "read_sigma": noise.read, **counted}
 
 
 def losses(rows: Sequence[Row]) -> list[float]:
@@ -160,10 +159,9 @@ def losses(rows: Sequence[Row]) -> list[float]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.image, row.noise), []).append(row)
-    chosen = [
-        min(group, key=lambda row: row.estimate).truth / min(row.truth for row in group) for group in groups.values()
-    ]
-    return [10 * math.log10(ratio) for ratio in chosen]
+    suggested = [min(group, key=lambda row: row.estimate).truth for group in groups.values()]
+    best = [min(row.truth for row in group) for group in groups.values()]
+    return [10 * math.log10(found / least) for found, least in zip(suggested, best, strict=True)]
 
 
 def _measured(folder: Path, known: bool) -> list[Row]:
@@ -178,26 +176,13 @@ def _figure(of: Callable[[list[Row]], float], known: bool) -> Callable[[Path], f
     return lambda folder: of(_measured(folder, known))
 
 
-def _far(rows: list[Row]) -> float:
-    return 100 * float(np.mean([not row.is_close for row in rows]))
-
-
-def _worse(rows: list[Row]) -> float:
-    return 100 * float(np.mean([loss > 0.3 for loss in losses(rows)]))
-
-
-def _worst(rows: list[Row]) -> float:
-    return max(losses(rows))
-
-
+WANTED: list[tuple[str, Callable[[list[Row]], float], str, float]] = [
+    ("settings whose error is estimated farther than 0.03, or 15 %, from the truth", lambda rows: 100 * float(np.mean([not row.is_close for row in rows])), "%", 5),
+    ("images for which the suggested setting loses more than 0.3 dB", lambda rows: 100 * float(np.mean(np.array(losses(rows)) > 0.3)), "%", 5),
+    ("most that a suggestion loses", lambda rows: max(losses(rows)), "dB", 1),
+]  # fmt: skip
 CHOOSING_ROWS = tuple(
-    Figure(
-        "choosing", f"`try`, {'noise known' if known else 'noise estimated'}: {title}", _figure(of, known), unit, bar, 1
-    )
+    Figure("choosing", f"`try`, noise {'known' if known else 'estimated'}: {title}", _figure(of, known), unit, bar, 1)
     for known in (True, False)
-    for title, of, unit, bar in (
-        ("settings whose error is estimated farther than 0.03, or 15 %, from the truth", _far, "%", 5),
-        ("images for which the suggested setting loses more than 0.3 dB", _worse, "%", 5),
-        ("most that a suggestion loses", _worst, "dB", 1),
-    )
+    for title, of, unit, bar in WANTED
 )

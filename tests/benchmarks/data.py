@@ -25,8 +25,7 @@ def image(folder: Path, edge: int, chunk: int = 512, squares: int = 1, dtype: st
         rng = np.random.default_rng(0)
         for row in range(0, squares * edge, chunk):
             y = np.arange(row, row + chunk, dtype="float32")[:, None]
-            x = np.arange(edge, dtype="float32")[None]
-            smooth = 0.5 + 0.3 * np.sin(y / 37) * np.cos(x / 53)
+            smooth = 0.5 + 0.3 * np.sin(y / 37) * np.cos(np.arange(edge, dtype="float32")[None] / 53)
             noisy = smooth + 0.1 * rng.standard_normal((chunk, edge), dtype="float32")
             array[row : row + chunk] = noisy if dtype == "float32" else (noisy.clip(0, 1) * 50_000).astype(dtype)
     return path

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, image, network, our_network, pixels_of, weights
 from tests.benchmarks.measuring import (
@@ -31,7 +32,9 @@ from tests.benchmarks.measuring import (
     in_two_processes,
     main,
     seconds,
+    seconds_spent,
     started,
+    timed,
     warm,
     watched_memory,
 )
@@ -73,8 +76,7 @@ def run_job(
         cluster=Cluster(),
         allow_import=True,
     )
-    watching = watched_memory() if watch else nullcontext(lambda: 0)
-    with started(workers) as cluster, watching as peak:
+    with started(workers) as cluster, watched_memory() if watch else nullcontext(lambda: 0) as peak:
         before(cluster.client)
         began = time.perf_counter()
         outcome = run(make_plan(job), cluster=cluster)
@@ -298,6 +300,38 @@ def _deepinv_rank(folder: Path, edge: int, patch: int, overlap: int) -> Result:
         pixels = torch.from_numpy(pixels_of(folder, edge))[None, None]
         denoiser(pixels[..., :1024, :1024], 0.1)
         return {"seconds": seconds(lambda: denoiser(pixels, 0.1))}
+
+
+def share(folder: Path, edge: int) -> Result:
+    """Per cent of the job's time: the driver's seconds, and those of the workers side by side."""
+    from halotile.graphs.runs.held_output import HeldOutputs
+    from halotile.tasks.denoisers.function import GivenFunction
+
+    HeldOutputs._is_checked = timed("checks", HeldOutputs._is_checked)  # type: ignore[method-assign]
+    in_workers: list[float] = []
+    job = run_job(
+        image(folder, edge),
+        folder / "safe-copy.zarr",
+        GivenFunction(call=same, depth=0),
+        before=lambda client: client.run(time_digests),
+        after=lambda client: in_workers.extend(sum(each.values()) for each in client.run(seconds_spent).values()),
+    )
+    driver = sum(seconds_spent().values())
+    assert driver
+    assert all(in_workers)
+    return {"percent": 100 * (driver + sum(in_workers) / len(in_workers)) / job["seconds"]}
+
+
+def same(window: NDArray[Any]) -> NDArray[Any]:
+    """The same pixels."""
+    return window
+
+
+def time_digests() -> None:
+    """Time what a worker does for digests from now on."""
+    from halotile.storage.sharded import shards
+
+    shards.digest_of = timed("digests", shards.digest_of)
 
 
 if __name__ == "__main__":

@@ -141,8 +141,7 @@ def vips_as_command(folder: Path, edge: int, dtype: str, name: str) -> Result:
         for row in range(0, edge, 512):
             mapped[row : row + 512] = stored[row : row + 512]
         mapped.flush()
-    filtered = fresh(folder / "filtered.tif")
-    command = [sys.executable, "-c", VIPS, str(plain), str(filtered), name]
+    command = [sys.executable, "-c", VIPS, str(plain), str(fresh(folder / "filtered.tif")), name]
     environment = os.environ | {"VIPS_CONCURRENCY": "2"}
     return {"seconds": seconds(lambda: subprocess.run(command, env=environment, check=True))}
 

@@ -14,10 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from halotile.storage.grid import Block, Grid
+from halotile.storage.io_threads import IO_THREADS
+from halotile.storage.rim import Pixels, Readable
+from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.block import BlockRunner, Receipt
+from halotile.tasks.devices.device import prepare_process
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+
 from tests.benchmarks import unets
-from tests.benchmarks.copying import Copy, copied
 from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
 from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
 from tests.support import work_of
@@ -149,9 +156,9 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
         spent = time.perf_counter() - began
     assert outcome.done == outcome.total
     summary = plan.summary()
-    sizes = {"tile": summary["tile"], "batch": summary["batch"], "block": summary["block"]}
-    known = sizes_of(folder, edge, device, subject, count)
-    known.write_text(json.dumps({"size": sizes["tile"], "batch": sizes["batch"], "block": sizes["block"]}))
+    sizes = {name: summary[name] for name in ("tile", "batch", "block")}
+    known = {"size": sizes["tile"], "batch": sizes["batch"], "block": sizes["block"]}
+    sizes_of(folder, edge, device, subject, count).write_text(json.dumps(known))
     return {
         "mpix_per_s": edge**2 / 1e6 / spent,
         "streaming_mpix_per_s": edge**2 / 1e6 / outcome.seconds,
@@ -168,6 +175,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
     from halotile.storage.sharded.output import create_output
+    from tests.benchmarks.gpu_programs import Copy, copied  # by reference
 
     plan = planned(folder, edge, device, subject, "copy")
     create_output(plan.output, plan.layout)
@@ -395,6 +403,49 @@ def gpu(folder: Path, edge: int, device: str) -> Result:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
     }
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy does to a block: one thread reads the next and another one writes the last, as in a job on a GPU."""
+
+    source: Readable
+    writer: ShardWriter
+    grid: Grid
+    io_threads: int
+    overlap = True
+    batch = 1
+
+    def stages(self) -> Copy:
+        """There is nothing to load."""
+        return self
+
+    def check(self) -> None:
+        """Nothing is computed."""
+
+    def read(self, block: Block) -> Pixels:
+        """The core alone."""
+        return self.source.read(block.core)
+
+    def compute(self, block: Block, what_was_read: Any, receipt: Receipt) -> Any:
+        """The same pixels."""
+        return what_was_read
+
+    def write(self, block: Block, result: Any, receipt: Receipt) -> None:
+        """Encoded and durable, as every output is."""
+        receipt.enter(block.number, [self.writer.write(block.core, result)])
+
+    def finish(self, receipt: Receipt) -> None:
+        """There is no device."""
+
+
+def copied(task: Copy) -> float:
+    """Seconds that it takes this process."""
+    prepare_process(threads=1)
+    IO_THREADS.resize(task.io_threads)
+    receipt = BlockRunner(task).run(range(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    return receipt.seconds
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ def _measured(name: str, peak: int) -> tuple[float, float]:
             for noise in ({}, PHOTONS)
         ]
     plain, better = (decibels(result, truth, peak) for result in results)
-    mean = counted(truth).mean()
-    return plain - better, 100 * abs(float(results[1].mean()) / float(mean) - 1)
+    return plain - better, 100 * abs(float(results[1].mean()) / float(counted(truth).mean()) - 1)
 
 
 def _part(number: int, name: str, peak: int, _: Path) -> float:

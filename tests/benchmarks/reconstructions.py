@@ -152,8 +152,7 @@ def same_bits(folder: Path, edge: int) -> Result:
             step = work.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
             x = InMemory(read_all(step.images["x"]))
     images.append(x.pixels)
-    differing = sum(int((images[0] != other).sum()) for other in images[1:])
-    return {"differing": differing, "seconds": 0.0}
+    return {"differing": sum(int((images[0] != other).sum()) for other in images[1:]), "seconds": 0.0}
 
 
 # --- by hand --------------------------------------------------------------------------------------

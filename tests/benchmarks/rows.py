@@ -16,9 +16,8 @@ from tests.benchmarks.bars import (
 from tests.benchmarks.choosing import CHOOSING_ROWS
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up, trained_network_planned_again
 from tests.benchmarks.filters import FILTER_ROWS
-from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
-from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
+from tests.benchmarks.ptychography import FEW_ROWS, KNOWN_ROWS, PTYCHOGRAPHY_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
 from tests.benchmarks.samples import SAMPLES_FIGURES, SAMPLES_RATIOS
 from tests.benchmarks.training import FULL, LONG, QUICK
@@ -78,7 +77,7 @@ FIGURES = [
     *(Figure("photons", *row, 1) for row in PHOTON_ROWS),
     *CHOOSING_ROWS,
     Figure("petra", "the same: loss after CDTools' own recipe", lambda folder: program("ptychography.ours_petra_loss", folder, 0)["loss"], "(root of counts)²", 6, 1),
-    Figure("few", "the same: error of the positions", lambda folder: program("known_scans.ours_few", folder, 0)["positions"], "pixels", 0.2, 1),
+    Figure("few", "the same: error of the positions", lambda folder: program("ptychography.ours_few", folder, 0)["positions"], "pixels", 0.2, 1),
     Figure("streamed", "a scan: peak memory of the largest process of a job in its first 90 s, growth from 2 GB to 16 GB of patterns", streamed_growth("largest"), "MB", 60, 1),
     Figure("streamed", "the same of all processes together", streamed_growth("total"), "MB", 60, 1),
 ]  # fmt: skip

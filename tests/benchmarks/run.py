@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import Ratio, program
+from tests.benchmarks.measuring import machine, take_turns, versions
 from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS
-from tests.benchmarks.turns import machine, take_turns, versions
 
 LONGER = 1.03
 """Most of the time of a peer's training that ours may take."""
@@ -77,8 +77,7 @@ def _amount(values: list[float], figure: str) -> str:
         return f"{middle / 1e6:.0f} MB"
     if figure == "seconds" and middle < 0.1:
         return f"{1e3 * middle:.2f} ms"
-    units = {"decibels": ".2f dB", "seconds": ".2f s"}
-    form, _, unit = units.get(figure, ".3f").partition(" ")
+    form, _, unit = {"decibels": ".2f dB", "seconds": ".2f s"}.get(figure, ".3f").partition(" ")
     return f"{middle:{form}} {unit}".rstrip()
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import Figure, Ratio, shared_run
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import Result, fresh, main, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, fresh, main, started, use_allocator_of_workers
 
 EDGE, DRAWS = 1024, 16
 BLOCK, SIGMA = 512, 0.1
@@ -19,23 +19,15 @@ BLOCK, SIGMA = 512, 0.1
 
 def _run(job: Any) -> Result:
     """Seconds, peak and bytes of a job of two workers."""
-    from halotile.graphs.clusters import local
-    from halotile.graphs.clusters.base import Order
     from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run
-    from tests.benchmarks.measuring import warm
 
-    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
-        warm(cluster.client)
+    with started(2) as cluster:
         plan = make_plan(job)
         outcome = run(plan, cluster=cluster)
     status = json.loads((plan.run_directory / "status.json").read_text())
-    return {
-        "seconds": outcome.seconds,
-        "peak_bytes": outcome.peak_memory_bytes,
-        "read_bytes": status["read_bytes"],
-        "written_bytes": status["written_bytes"],
-    }
+    moved = {name: status[name] for name in ("read_bytes", "written_bytes")}
+    return {"seconds": outcome.seconds, "peak_bytes": outcome.peak_memory_bytes, **moved}
 
 
 def ours(folder: Path, edge: int, count: str) -> Result:

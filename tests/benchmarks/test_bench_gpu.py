@@ -12,9 +12,9 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
-from tests.benchmarks import bench_gpu, gpu_peers, gpu_programs, unets
+from tests.benchmarks import bench_gpu, gpu_beside, gpu_programs, unets
 from tests.benchmarks.bench_gpu import CASES, STAGES, Bench, Table, main
-from tests.benchmarks.turns import take_turns
+from tests.benchmarks.measuring import take_turns
 
 OURS = {
     "mpix_per_s": 80.0,
@@ -67,8 +67,7 @@ def test_every_program_runs_on_the_processor(
     ranks = "\n".join(bench.rank_rows(64))
     assert bench.failed == {}
     assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 3
-    assert table.count("end to end, one worker") == 3
-    assert table.count("monai is not installed") == 4
+    assert (table.count("end to end, one worker"), table.count("monai is not installed")) == (3, 4)
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1
     assert table.count("| largest difference from the CPU | ≤ 1e-05 | **0** |") == 3
     assert f"residual U-Net, {unets.parameters(2) / 1e6:.3g} M parameters 64²" in table
@@ -79,7 +78,7 @@ def test_every_program_runs_on_the_processor(
 def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
     name, way = words.split()
     pytest.importorskip(name)
-    assert getattr(gpu_peers, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
+    assert getattr(gpu_beside, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -125,14 +124,12 @@ def test_a_program_that_fails_costs_its_rows_and_no_others(tmp_path: Path) -> No
 def test_a_device_is_looked_for_in_a_process_of_its_own_and_figures_of_the_processor_are_not_for_the_documentation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--look", "--device", "cpu"]) == 0
-    assert capsys.readouterr().err == "the processor is here\n"
+    assert (main(["--look", "--device", "cpu"]), capsys.readouterr().err) == (0, "the processor is here\n")
     with pytest.raises(SystemExit):
         main(["--device", "cpu", "--out", str(bench_gpu.DOCS / "benchmarks.md")])
     assert "do not belong into the documentation" in capsys.readouterr().err
     monkeypatch.setattr(bench_gpu, "program", lambda *_: {"name": None})
-    assert main([]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert (main([]), capsys.readouterr().err.count("\n")) == (2, 1)
 
 
 def test_rounds_end_when_the_time_is_up() -> None:
@@ -141,7 +138,6 @@ def test_rounds_end_when_the_time_is_up() -> None:
 
 
 def test_the_unet_is_as_large_and_looks_as_far_as_it_says() -> None:
-    assert unets.parameters() == 32_638_080
-    assert unets.reach() == 185
+    assert (unets.parameters(), unets.reach()) == (32_638_080, 185)
     small = UserNetwork(import_="tests.benchmarks.unets:residual_unet", options={"width": 2, "blocks": 1})
     assert probe(small, 2) == (unets.reach(blocks=1), unets.STRIDE)

@@ -117,8 +117,7 @@ def test_workers_are_busy_with_long_tasks_and_wait_for_a_slow_driver_or_for_mess
 
 def test_groups_make_do_with_smaller_blocks() -> None:
     edges = [MACHINE.least_pixels(1000, blocks, 2e8) ** 0.5 for blocks in (1, 16, 256)]
-    assert edges == sorted(edges, reverse=True)
-    assert edges[0] / edges[1] == pytest.approx(4, rel=0.05)
+    assert (edges, edges[0] / edges[1]) == (sorted(edges, reverse=True), pytest.approx(4, rel=0.05))
 
 
 @pytest.mark.parametrize("workers", [100, 1000, 10_000])

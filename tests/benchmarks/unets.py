@@ -74,8 +74,7 @@ def residual_unet(width: int = WIDTH, blocks: int = BLOCKS) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
-            fan_in = parameter[0].numel()
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / (2 * fan_in**0.5))
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / (2 * parameter[0].numel() ** 0.5))
     return network.eval().requires_grad_(False)
 
 

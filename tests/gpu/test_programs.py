@@ -19,7 +19,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.opened import SimulatedScan
-from tests.benchmarks.gpu_ranks import COLLECTIVES, connected, ranks
+from tests.benchmarks.gpu_beside import COLLECTIVES, connected, ranks
 from tests.cases import all_of
 from tests.graphs import test_collectives as collectives
 from tests.support import noisy_image, write_zarr

@@ -47,6 +47,14 @@ Check = Callable[[], None]
 PACE = 0.08
 
 
+def order(workers: int = 2, **options: float) -> Order:
+    return Order(workers=workers, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
+
+
+def processes(cluster: RunningCluster) -> list[int]:
+    return sorted(cluster.client.run(os.getpid).values())
+
+
 @contextmanager
 def running(scene: Scene, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own that has done a few blocks."""
@@ -71,9 +79,9 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
     with running(scene) as driver:
         for kills in (1, 1, 2):
             enough = len(scene.seen()) + 3
-            workers = sorted(scene.workers())
-            kill(workers[:kills])
+            kill(sorted(scene.workers())[:kills])
             until(partial(scene.has_seen, enough))
+        scene.set_pace(0)
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
     check_whole()
@@ -85,7 +93,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
-    with local.start(Order(workers=1, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))) as cluster:
+    with local.start(order(workers=1)) as cluster:
         # Dask would otherwise give a worker up that is not back after 15 s.
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
         outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
@@ -119,8 +127,7 @@ def test_a_worker_of_a_driver_that_is_gone_may_not_write(scene: Scene, monkeypat
         WorkerLock(scene.directory.path).hold(gone)
     WorkerLock(scene.directory.path).wait_for_all(0)
     monkeypatch.setattr(worker_setup, "SETUP_SECONDS", 0.1)
-    plugin = worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path)
-    plugin.teardown(None)
+    worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path).teardown(None)
     assert worker_setup.run_blocks((0,), "a job", scene.directory).done == []
 
 
@@ -144,11 +151,10 @@ def test_workers_that_die_early_leave_no_traceback(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on."""
-    ends: Any = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
-    ends = ends if deaths == 2 else nullcontext()
-    order = Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
+    lost = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
+    ends: Any = lost if deaths == 2 else nullcontext()
     deadly = cast(worker_setup.BlockPlugin, Deadly(tmp_path, deaths))
-    with local.start(order) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
+    with local.start(order()) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
         assert failures == []
     assert len(list(tmp_path.iterdir())) == deaths
     gc.collect()
@@ -188,6 +194,7 @@ def test_a_lost_scheduler_is_started_anew(scene: Scene, check_whole: Check, monk
         if progress.done > 10 and not done:
             done.update(scene.journalled())
             scene.forget()
+            scene.set_pace(0)
             running = started[0].client.cluster
             running.sync(running.scheduler.close)
 
@@ -204,8 +211,7 @@ def test_a_lost_scheduler_is_started_anew(scene: Scene, check_whole: Check, monk
 def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole: Check) -> None:
     scene.make_trouble("hang", 9)
     scene.set_pace(0.02)
-    outcome = scene.run(stall_seconds=3, workers=2)
-    assert outcome.done == BLOCKS
+    assert scene.run(stall_seconds=3, workers=2).done == BLOCKS
     (anew,) = [event["text"] for event in scene.events("message") if "anew" in event["text"]]
     assert "no block came back for 3 s" in anew
     assert "run.stall_seconds" in anew
@@ -275,25 +281,19 @@ class Done:
     seconds: float
 
 
-def noop(numbers: tuple[int, ...]) -> Done:
-    return Done(numbers, 1e-6 * len(numbers))
-
-
-def sleep(numbers: tuple[int, ...], seconds: float) -> Done:
+def noop(numbers: tuple[int, ...], seconds: float = 0.0) -> Done:
     time.sleep(seconds)
-    return noop(numbers)
+    return Done(numbers, 1e-6 * len(numbers))
 
 
 def fail_or_die_once(numbers: tuple[int, ...], marker: str) -> Done:
     """Seven fails, and five kills its worker once."""
     if 7 in numbers:
         raise ValueError("seven")
-    if 5 in numbers:
-        try:
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return noop(numbers)
-        os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(FileExistsError):
+        if 5 in numbers:
+            Path(marker).touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
     return noop(numbers)
 
 
@@ -329,7 +329,7 @@ def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Runni
 
 
 def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, partial(sleep, seconds=0.5))
+    stream = stream_of(cluster, partial(noop, seconds=0.5))
     on_workers = TASKS_PER_WORKER * cluster.workers
     answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
     groups = [next(group for group in answers if group)]
@@ -342,7 +342,7 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
 
 
 def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster, monkeypatch: Patch) -> None:
-    workers = cluster.client.run(os.getpid).values()
+    workers = processes(cluster)
     stream = stream_of(cluster, noop, stall_seconds=1.0)
     gather, found = stream._gather, list[Any]()
 
@@ -383,19 +383,11 @@ def test_groups_grow_with_fast_blocks_many_workers_and_what_is_left() -> None:
     assert [Grouping(n, seconds_per_block=0.05).size(10**6) for n in (100, 1000)] == [20, 80]
 
 
-def order(**options: float) -> Order:
-    return Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
-
-
-def processes(cluster: RunningCluster) -> list[int]:
-    return sorted(cluster.client.run(os.getpid).values())
-
-
 def test_others_take_the_work_of_a_worker_that_is_five_times_slower(scene: Scene, check_whole: Check) -> None:
-    scene.set_pace(PACE)
+    scene.set_pace(PACE / 2)
     with local.start(order()) as cluster:
         fast, slow = processes(cluster)
-        scene.set_pace_of(slow, 5 * PACE)
+        scene.set_pace_of(slow, 2.5 * PACE)
         scene.run(cluster)
     # One queue for both would give it every sixth.
     assert 1 <= len(scene.blocks_of(slow)) <= len(scene.blocks_of(fast)) / 3
@@ -458,8 +450,7 @@ def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, c
         words = [address, "--death-timeout", "60", "--no-nanny"]
         command = [sys.executable, "-m", "halotile.graphs.clusters.workers", *words]
         for _ in range(2):
-            node = stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY, env=environment))
-            stack.callback(node.kill)
+            stack.callback(stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY, env=environment)).kill)
         choice = sections.Cluster(kind="scheduler", address=address, tls=False)
         cluster = stack.enter_context(scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)))
         until(lambda: cluster.workers == 2)
@@ -511,8 +502,7 @@ def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: Run
     for block in range(20, 40):
         scene.make_trouble("raise", block)
     outcome = scene.run(cluster, retries=1, on_bad_block="quarantine")
-    assert [bad.number for bad in outcome.quarantined] == list(range(20, 40))
-    assert outcome.retired == ()
+    assert ([bad.number for bad in outcome.quarantined], outcome.retired) == (list(range(20, 40)), ())
 
 
 def test_a_retry_goes_to_another_host_or_worker(monkeypatch: Patch) -> None:
@@ -547,7 +537,5 @@ def test_a_slow_task_hands_blocks_back(
 ) -> None:
     monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
     monkeypatch.setattr(Grouping, "size", lambda *_: 16)
-    outcome = scene.run(cluster)
-    assert outcome.done == BLOCKS
-    assert sorted(scene.seen()) == list(range(BLOCKS))
+    assert (scene.run(cluster).done, sorted(scene.seen())) == (BLOCKS, list(range(BLOCKS)))
     check_whole()

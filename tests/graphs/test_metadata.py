@@ -34,6 +34,7 @@ from tests.cases import in_folders
 from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
 from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, work_of, write_zarr
 
+KINDS = {"t": "time", "c": "channel"}
 CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
 
 
@@ -42,13 +43,9 @@ def ome_zarr(path: Path, pixels: Any, axes: str, **more: Any) -> Path:
     group = zarr.open_group(path, mode="w")
     group.create_array("0", data=pixels)
     steps = [{"type": "scale", "scale": [2.0] * len(axes)}, {"type": "translation", "translation": [1.0] * len(axes)}]
-    kinds = {"t": "time", "c": "channel"}
-    image = {
-        "axes": [{"name": axis, "type": kinds.get(axis, "space")} for axis in axes],
-        "datasets": [{"path": "0", "coordinateTransformations": steps}],
-        "name": "cells",
-    }
-    group.attrs["ome"] = {"version": "0.5", "multiscales": [image], **more}
+    image = {"axes": [{"name": axis, "type": KINDS.get(axis, "space")} for axis in axes], "name": "cells"}
+    datasets = [{"path": "0", "coordinateTransformations": steps}]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{**image, "datasets": datasets}], **more}
     return path
 
 
@@ -81,8 +78,7 @@ def test_the_advice_for_several_images_keeps_all(tmp_path: Path, series: str, pl
     chosen = found.groupdict()
     group = output_of(gaussian(Path(chosen.pop("path", source)), tmp_path / "out.zarr", input=chosen))
     ome: Any = group.attrs["ome"]
-    assert ome["omero"]["channels"] == [CHANNEL]
-    assert len(Omero.model_validate(ome["omero"]).channels) == 1
+    assert (ome["omero"]["channels"], len(Omero.model_validate(ome["omero"]).channels)) == ([CHANNEL], 1)
     assert ome["multiscales"][0]["name"] == "cells"
     scale, translation = ome["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     assert (scale["scale"], translation["translation"]) == ([2, 2, 2], [1, 1, 1])
@@ -91,8 +87,7 @@ def test_the_advice_for_several_images_keeps_all(tmp_path: Path, series: str, pl
 def described(group: zarr.Group) -> tuple[str, list[str | None], list[float]]:
     """The axes of a valid OME-Zarr, their units, and the steps of its finest level."""
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
-    kinds = {"t": "time", "c": "channel"}
-    assert [axis.type for axis in multiscale.axes] == [kinds.get(axis.name, "space") for axis in multiscale.axes]
+    assert [axis.type for axis in multiscale.axes] == [KINDS.get(axis.name, "space") for axis in multiscale.axes]
     scale: Any = multiscale.datasets[0].coordinateTransformations[0]
     return "".join(axis.name for axis in multiscale.axes), [axis.unit for axis in multiscale.axes], list(scale.scale)
 
@@ -240,13 +235,9 @@ def test_planes_far_apart_or_of_no_stated_meaning_stay_as_they_are_alone(tmp_pat
     h5py, planes = pytest.importorskip("h5py"), frames()
     with h5py.File(tmp_path / "series.h5", "w") as file:
         file["frames"] = planes
-    sources = {
-        "tv": tagged(tmp_path / "apart.tif", planes, 5.0),
-        "nlm": saved(tmp_path / "unknown.npy", planes),
-        "gaussian": tmp_path / "series.h5",
-        "median": write_zarr(tmp_path / "distance.zarr", planes, axes="zyx"),
-    }
-    for name, source in sources.items():
+    sources = [tagged(tmp_path / "apart.tif", planes, 5.0), saved(tmp_path / "unknown.npy", planes)]
+    sources += [tmp_path / "series.h5", write_zarr(tmp_path / "distance.zarr", planes, axes="zyx")]
+    for name, source in zip(FILTERS, sources, strict=True):
         job = job_of(source, tmp_path / f"{name}.out.zarr", name, FILTERS[name])
         plan = make_plan(job)
         assert plan.summary()["tiled_axes"] == "yx"
@@ -272,8 +263,7 @@ KNOWN: list[tuple[dict[str, Any], Any, str, Any, Any]] = [
 def test_jobs_give_what_files_do_not_know(tmp_path: Path) -> None:
     for folder, (spacing, voxel, tiled, scale, units) in in_folders(tmp_path, KNOWN):
         plan = of_spacing(folder, spacing)
-        assert plan.summary()["tiled_axes"] == tiled
-        assert work_of(plan).task.denoiser.spacing == voxel
+        assert (plan.summary()["tiled_axes"], work_of(plan).task.denoiser.spacing) == (tiled, voxel)
         assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
 
 

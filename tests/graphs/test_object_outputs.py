@@ -24,12 +24,12 @@ from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import check_outputs, claim
 from halotile.graphs.runs.verify import verify
-from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, store_at
 from halotile.storage.run_directory.directory import CLAIM, RunDirectory
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import BLOCKS, members, until
+from tests.graphs.test_claimed import after
 from tests.graphs.test_kills import kill, running
 from tests.stores import BUCKET, DENIED, SECRET, ObjectServer, StoreScene, contents, delete, failing, put
 from tests.support import job_of, noisy_image
@@ -106,8 +106,7 @@ def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: Monkey
     other.place.mkdir()
     monkeypatch.chdir(other.place)
     words = rf"belongs to the run in {re.escape(str(first))} on \S+, of user \d+, by .*clean\.zarr\.run/claim\.json"
-    plans = [make_plan(scene.job()), make_plan(scene.job(), fresh=True), make_plan(scene.job(parts=REPLACING))]
-    for plan in plans:
+    for plan in (make_plan(scene.job()), make_plan(scene.job(), fresh=True), make_plan(scene.job(parts=REPLACING))):
         with pytest.raises(OutputRefused, match=words), claim(plan):
             pass
     for command in (lambda: halotile.status(str(scene.output)), lambda: verify(str(scene.output), repair=True)):
@@ -156,28 +155,18 @@ CHANGES = [
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_a_run_ends_where_its_output_is_taken_away(
-    scene: StoreScene, store_cluster: RunningCluster, change: Callable[[StoreScene], object], words: str
+    scene: StoreScene, store_cluster: RunningCluster, change: Callable[[Any], object], words: str
 ) -> None:
-    due = [change]
-
-    def watch(progress: Progress) -> None:
-        if progress.done >= 10 and due:
-            due.pop()(scene)
-
     with pytest.raises(OutputRefused, match=words):
-        scene.run(store_cluster, observer=watch)
+        scene.run(store_cluster, observer=after(10, scene, change))
 
 
 def test_what_cannot_be_written_is_refused(
     scene: StoreScene, object_store: ObjectServer, monkeypatch: MonkeyPatch
 ) -> None:
-    def begin(claims: bool, plan: Plan) -> None:
-        with claim(plan) if claims else nullcontext():
+    def refused(words: str, *, begin: Callable[[Plan], Any] = nullcontext, **job: Any) -> None:
+        with pytest.raises((OutputRefused, ConfigError), match=words), begin(make_plan(scene.job(**job))):
             pass
-
-    def refused(words: str, *, claims: bool = False, **job: Any) -> None:
-        with pytest.raises((OutputRefused, ConfigError), match=words):
-            begin(claims, make_plan(scene.job(**job)))
 
     refused(r"s3://none/a\.zarr: there is no such bucket\. Write", parts={"output": {"path": "s3://none/a.zarr"}})
     with monkeypatch.context() as patch:
@@ -186,14 +175,14 @@ def test_what_cannot_be_written_is_refused(
     object_store.trouble = lambda *_: DENIED
     refused(r"Access Denied\. Write a place .* that you may list, read and write")
     object_store.trouble = failing(1, DENIED, "PUT", CLAIM)
-    refused(r"claim\.json cannot be written: Access Denied", claims=True)
+    refused(r"claim\.json cannot be written: Access Denied", begin=claim)
     put(scene.output / "zarr.json", b"{}")
     with pytest.raises(OutputRefused, match=r"something stands there"):
         check_outputs(make_plan(scene.job()))
     delete(scene.output / "zarr.json")
     for method, name in (("HEAD", "clean.zarr"), ("PUT", "clean.zarr/zarr.json")):
         object_store.trouble = failing(1, DENIED, method, name)
-        refused(rf"{name}: Access Denied\. What is done", claims=True)
+        refused(rf"{name}: Access Denied\. What is done", begin=claim)
     store_at.cache_clear()
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(MissingPackage, match=r'pip install "halotile\[s3\]"'):

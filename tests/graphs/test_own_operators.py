@@ -109,8 +109,8 @@ def job_with(folder: Path, *operators: dict[str, Any], **changes: Any) -> Recons
         data = folder / f"y{number}.zarr"
         if not data.exists():
             write_zarr(data, np.random.default_rng(number).random(SHAPE).astype("float32"))
-        options = {key: value for key, value in written.items() if key != "name"}
-        choices.append(OperatorChoice(name=written["name"], data=str(data), options=options))
+        name, options = written["name"], {key: value for key, value in written.items() if key != "name"}
+        choices.append(OperatorChoice(name=name, data=str(data), options=options))
     job = Reconstruction(
         output=Output(path=str(folder / "x.zarr"), shard=32, chunk=16),
         operators=tuple(choices),
@@ -148,11 +148,7 @@ def test_an_operator_that_is_none_is_refused_in_words_and_tried_apart(tmp_path: 
         ("Nothing", {}, "without kind and reach and measured and forward and adjoint"),
         ("Missing", {}, "has no attribute 'Missing'"),
         ("Leaving", {}, r"^operators\[0\] \(\w+:Leaving\) ended its process with exit code 3 while it was tried"),
-        (
-            "Hungry",
-            {},
-            r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be tried",
-        ),
+        ("Hungry", {}, r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be"),
     ]
     for name, options, message in rows:
         with pytest.raises(MemoryRefused if name == "Hungry" else ConfigError, match=message) as caught:
@@ -265,15 +261,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parts_job(folder: Path, **parts: str) -> Any:
-    text = re.sub(r"\b[A-Z]+\b", lambda word: (OURS | parts)[word[0]], JOB)
-    (folder / "job.yaml").write_text(text)
+    (folder / "job.yaml").write_text(re.sub(r"\b[A-Z]+\b", lambda word: (OURS | parts)[word[0]], JOB))
     return load_job(folder / "job.yaml")
 
 
 def image_of(folder: Path, cluster: RunningCluster, **parts: str) -> NDArray[np.float32]:
     run(make_plan(parts_job(folder, **parts), fresh=True), cluster=cluster)
-    pixels: NDArray[np.float32] = read_zarr(folder / "x.zarr")
-    return pixels
+    return read_zarr(folder / "x.zarr")
 
 
 def test_options_reach_what_is_named(folder: Path, cluster: RunningCluster) -> None:
@@ -292,9 +286,7 @@ def test_what_is_wrong_with_them_is_told_as_of_ours(folder: Path) -> None:
         ({"PRIOR": "{name: halfs}"}, "prior.name: no prior is called halfs; did you mean halves?"),
         ({"SOLVER": "{name: pgd, part: 0.1}"}, "solver.part: is for solver slowed, and the name is pgd"),
         ({"SOLVER": "{name: slowed, part: fast}"}, 'solver.part: "fast" is not a number'),
-    ]
-    wrong += [
-        ({"FIDELITY": "{name: scaled}", "PRIOR": "{name: none}", "SOLVER": "{name: cg}"}, "cg, which works on l2")
+        ({"FIDELITY": "{name: scaled}", "PRIOR": "{name: none}", "SOLVER": "{name: cg}"}, "cg, which works on l2"),
     ]
     for part, words in wrong:
         with pytest.raises(ConfigError, match=words):

@@ -22,18 +22,20 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job, Output
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.operators.mask import Mask
 from tests.cases import thorough
-from tests.faults import BLOCKS, Scene, flip_bit, image
-from tests.support import write_zarr
+from tests.faults import BLOCKS, LEFT, Scene, flip_bit, image
+from tests.support import job_of, write_zarr
 
 pytestmark = pytest.mark.cluster
+Check = Callable[[], None]
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -58,11 +60,8 @@ def refused(
 
 
 def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Denoising:
-    return Denoising(
-        input=Input(path=str(source)),
-        output=Output(path=str(output), shard=128, chunk=32, overwrite=overwrite),
-        denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),
-    )
+    job = job_of(source, Path(output), "gaussian", {"sigma": 1.0})
+    return replace(job, output=replace(job.output, path=str(output), overwrite=overwrite))
 
 
 @pytest.fixture
@@ -105,44 +104,31 @@ def test_what_is_not_ours_stays(tmp_path: Path, source: Path, kind: str) -> None
             run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
-def test_an_image_that_lacks_a_block_is_not_read(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
-    cause = scene.make_trouble("raise", 3)
-    with pytest.raises(errors.BlockFailed):
-        scene.run(cluster, retries=0)
-    unfinished, denoising = scene.output, gaussian(scene.source, tmp_path / "next.zarr")
+def test_an_image_that_lacks_a_block_is_not_read(half_done: Scene, cluster: RunningCluster) -> None:
+    unfinished, following, folder = half_done.output, half_done.folder / "next.zarr", half_done.folder
+    denoising = gaussian(half_done.source, following)
 
     def reconstruction(operator: Any, **options: Any) -> Job:
-        seen = halotile.measurement(operator, scene.source, **options)
+        seen = halotile.measurement(operator, half_done.source, **options)
         return Reconstruction(output=denoising.output, operators=(seen,))
 
     makes: list[Callable[[], Job]] = [
-        lambda: gaussian(unfinished, tmp_path / "next.zarr"),
+        lambda: gaussian(unfinished, following),
         lambda: replace(denoising, input=replace(denoising.input, sides={"mask": str(unfinished)})),
         lambda: reconstruction("mask", mask=unfinished),
         lambda: reconstruction(Mask(mask=open_source(unfinished))),  # of a script
         lambda: reconstruction("blur", kernel=unfinished),
     ]
+    words = r"clean\.zarr is the output of a run that has 4 of 64 blocks left to do"
     for make in makes:
-        with refused(
-            tmp_path, errors.InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"
-        ):
+        with refused(folder, errors.InputError, words):
             make_plan(make())
-    cause.unlink()
-    scene.run(cluster)
-    make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
-    lost = next(file for file in (scene.output / "c").rglob("*") if file.is_file())
-    lost.unlink()
-    with refused(
-        tmp_path, errors.InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
-    ):
-        make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
-
-
-@pytest.fixture
-def finished(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that is done."""
-    scene.run(cluster)
-    return scene
+    half_done.run(cluster)
+    make_plan(makes[0]())
+    (lost := unfinished / "c" / "0" / "3").unlink()
+    words = rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
+    with refused(folder, errors.InputError, words):
+        make_plan(makes[0]())
 
 
 def test_another_job_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,17 +185,14 @@ def test_starting_over_discards_the_same_job_computed_in_another_way(finished: S
     assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
-def test_a_run_that_stopped_at_nan_goes_on(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_a_run_that_stopped_at_nan_goes_on(scene: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     causes = [scene.make_trouble("raise", block) for block in (3, 5)]
     with pytest.raises(errors.BlockFailed):
         scene.run(cluster, on_nan="fail", retries=0)
     for cause in causes:
         cause.unlink()
     scene.forget()
-    assert scene.run(cluster, on_nan="propagate").resumed == BLOCKS - 2
-    assert sorted(scene.seen()) == [3, 5]
+    assert (scene.run(cluster, on_nan="propagate").resumed, sorted(scene.seen())) == (BLOCKS - 2, [3, 5])
     # Now there may be NaN among what is done.
     with refused(scene.output, errors.ResumeRefused, 'run.on_nan was "propagate", is "fail"'):
         scene.run(on_nan="fail")
@@ -238,30 +221,12 @@ def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_sa
     assert "--same-input" not in str(failed.value)
 
 
-def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
-    scene.run(cluster)
+    with claim(make_plan(scene.job())) as held:
+        held.held[0].journal.mark({0: b"some"})
     with refused(scene.output, errors.ResumeRefused, r"output\.codec"):
         run(plan)
-
-
-Check = Callable[[], None]
-
-
-LEFT = range(20, 24)
-
-
-@pytest.fixture
-def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that ended with some of its blocks missing."""
-    causes = [scene.make_trouble("raise", block) for block in LEFT]
-    with pytest.raises(errors.BlockFailed):
-        scene.run(cluster, retries=0)
-    for cause in causes:
-        cause.unlink()
-    assert scene.journalled() == {*range(BLOCKS)} - {*LEFT}
-    scene.forget()
-    return scene
 
 
 @pytest.mark.parametrize(
@@ -277,8 +242,7 @@ def test_other_ways_give_the_same_bits(
     half_done: Scene, cluster: RunningCluster, check_whole: Check, change: dict[str, Any]
 ) -> None:
     outcome = half_done.run(cluster, **change)
-    assert (outcome.done, outcome.resumed) == (BLOCKS, 60)
-    assert set(half_done.seen()) == set(LEFT)
+    assert (outcome.done, outcome.resumed, set(half_done.seen())) == (BLOCKS, 60, set(LEFT))
     check_whole()
 
 
@@ -325,8 +289,7 @@ def test_a_run_without_its_journal_starts_over(half_done: Scene, cluster: Runnin
     journal.write_bytes(journal.read_bytes()[20:])
     with pytest.raises(errors.DamagedData, match=r"first line is damaged\. Run with --fresh"):
         half_done.run(cluster)
-    assert half_done.run(cluster, fresh=True).resumed == 0
-    assert sorted(half_done.seen()) == list(range(BLOCKS))
+    assert (half_done.run(cluster, fresh=True).resumed, sorted(half_done.seen())) == (0, list(range(BLOCKS)))
     journal.unlink()
     assert half_done.run(cluster).resumed == 0
     check_whole()
@@ -344,12 +307,10 @@ def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     kept = [json.loads(file.read_bytes()) for file in files]
     for file in files:
         file.write_bytes(file.read_bytes()[:100]) if how == "half" else file.unlink()
-    assert half_done.run(cluster).resumed == 60
-    assert set(half_done.seen()) == set(LEFT)
+    assert (half_done.run(cluster).resumed, set(half_done.seen())) == (60, set(LEFT))
     for file, content in zip(files, kept, strict=True):
         restored = json.loads(file.read_bytes())
-        assert restored.get("fingerprint") == content.get("fingerprint")
-        assert restored.keys() == content.keys()
+        assert (restored.get("fingerprint"), restored.keys()) == (content.get("fingerprint"), content.keys())
     check_whole()
 
 
@@ -368,12 +329,10 @@ def test_blocks_of_damaged_files_are_done_again(half_done: Scene, cluster: Runni
     (shards / "6").write_bytes((shards / "6").read_bytes()[20:])
     shutil.copyfile(shards / "0", shards / "7")
     flip_bit(shards / "5", 100)
-    assert half_done.run(cluster).resumed == 54
-    assert set(half_done.seen()) == {1, 3, 4, 5, 6, 7, *LEFT}
+    assert (half_done.run(cluster).resumed, set(half_done.seen())) == (54, {1, 3, 4, 5, 6, 7, *LEFT})
     half_done.forget()
     flip_bit(shards / "3", 100)  # of a finished run
-    assert half_done.run(cluster).resumed == BLOCKS - 1
-    assert half_done.seen() == [3]
+    assert (half_done.run(cluster).resumed, half_done.seen()) == (BLOCKS - 1, [3])
     said = [event["text"] for event in half_done.events("message") if "damaged" in event["text"]]
     one = "1 block of the earlier run is damaged and done again"  # its bits alone
     assert said == ["5 blocks of the earlier run are damaged and done again", one, one]
@@ -435,8 +394,7 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
 ) -> None:
     scene = Scene.create(tmp_path, small_disk)
     plan = make_plan(scene.job())
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(bytes(free - room_kib * 1024))
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - room_kib * 1024))
     with pytest.raises(errors.DiskRefused, match=r"the disk ran full.*No space left on device.*run again") as full:
         run(plan, cluster=cluster)
     done = scene.journalled()
@@ -447,6 +405,5 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
         )
     subprocess.run(["mount", "-o", "remount,size=3m", str(small_disk)], check=True)
     scene.forget()
-    assert scene.run(cluster).resumed == len(done)
-    assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done)
+    assert (scene.run(cluster).resumed, sorted(scene.seen())) == (len(done), sorted(set(range(BLOCKS)) - done))
     assert scene.files() == undisturbed

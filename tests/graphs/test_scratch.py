@@ -238,7 +238,6 @@ def test_the_script_of_a_job_is_written_where_its_owner_alone_may(system: BatchS
     kind = reporting_class(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
     made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **job_arguments(system, order, tmp_path))
     with made.job_file() as script:
-        assert Path(script).parent == tmp_path
-        assert Path(script).stat().st_mode & 0o777 == 0o600
+        assert (Path(script).parent, Path(script).stat().st_mode & 0o777) == (tmp_path, 0o600)
         assert Path(script).read_text() == made.job_script()
     assert [*tmp_path.iterdir()] == []

@@ -38,14 +38,6 @@ pytestmark = pytest.mark.cluster
 Change = Callable[[Scene], object]
 
 
-@pytest.fixture
-def finished(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that is done."""
-    scene.run(cluster)
-    scene.forget()
-    return scene
-
-
 DAMAGE: list[Callable[[Path], object]] = [
     flip_bit,
     lambda file: flip_bit(file, 0),
@@ -138,8 +130,7 @@ def test_a_repair_without_the_job_strikes_nothing_and_another_version_is_told_as
     assert finished.journalled() == set(range(BLOCKS))
     old = b'{"journal": 1, "fingerprint": "print", "total": 64}'
     finished.directory.journal_path.write_bytes(with_checksum(old))
-    plan = finished.directory.plan_path
-    plan.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
+    finished.directory.plan_path.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
     with pytest.raises(ResumeRefused, match=r"another version of halotile.*--fresh.*output\.overwrite: true"):
         verify(finished.output)
     finished.directory.journal_path.unlink()
@@ -147,13 +138,12 @@ def test_a_repair_without_the_job_strikes_nothing_and_another_version_is_told_as
         verify(finished.output)
 
 
-def test_an_output_that_is_not_there_is_damaged_where_a_run_wrote_one(scene: Scene, cluster: RunningCluster) -> None:
+def test_an_output_that_is_not_there_is_damaged_where_a_run_wrote_one(finished: Scene, tmp_path: Path) -> None:
     for repair in (False, True):
         with pytest.raises(OutputRefused, match=r"clean\.zarr: nothing is there\. Give the output\.path"):
-            verify(scene.output, repair=repair)
-    scene.run(cluster)
-    shutil.rmtree(scene.output)
-    assert len(verify(scene.output).problems) > BLOCKS
+            verify(tmp_path / "clean.zarr", repair=repair)
+    shutil.rmtree(finished.output)
+    assert len(verify(finished.output).problems) > BLOCKS
 
 
 def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: Scene) -> None:

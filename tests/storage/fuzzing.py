@@ -353,8 +353,7 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
         names = hdf5_names(file)
         name = names[place % len(names)] if names else "data"
         is_hard = isinstance(file.get(name, getlink=True), h5py.HardLink)
-        is_dataset = is_hard and isinstance(file[name], h5py.Dataset)
-        shape = (file[name].shape or ()) if is_dataset else ()
+        shape = (file[name].shape or ()) if (is_hard and isinstance(file[name], h5py.Dataset)) else ()
         if names:
             del file[name]
         ODD_HDF5[odd](file, name, shape)

@@ -46,8 +46,7 @@ def save_image(
     options = dict(FORMATS[form])
     group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
     edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
-    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, **more, **edges)
-    array[...] = pixels
+    group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, **more, **edges)[...] = pixels
     steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
     named = [{"name": a, "type": TYPES[a]} if a in TYPES else SPACE | {"name": a} for a in axes]
     image: dict[str, Any] = {"axes": named, "datasets": [{"path": name, "coordinateTransformations": steps}]}
@@ -173,8 +172,7 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         scale, place = added[2]["coordinateTransformations"]
         assert scale == {"type": "scale", "scale": [2.0, 2.0]}
         assert place == {"type": "translation", "translation": [0.75, 0.75]}
-        image = before.get("ome", before)["multiscales"][0]
-        image["datasets"] = added
+        before.get("ome", before)["multiscales"][0]["datasets"] = added
         assert after.attrs.asdict() == before == zarr.open_group(path, use_consolidated=False).attrs.asdict()
 
 
@@ -220,8 +218,7 @@ def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
         check_equal(path, expected)
         assert image_of(path)["datasets"][2:] == entries[2:]
     files = tree(whole)
-    assert add_levels(whole) == (5, [(10, 14)])
-    assert tree(whole) == files
+    assert (add_levels(whole), tree(whole)) == ((5, [(10, 14)]), files)
 
 
 def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,7 @@ def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
     ]
     for buffers, disk in itertools.product(kinds, (DISK, Full(room=10**6))):  # the second writes 3 bytes at once
         whole = b"".join(buffers)
-        assert disk.write_file(tmp_path / "a", buffers) == len(whole)
-        assert (tmp_path / "a").read_bytes() == whole
+        assert (disk.write_file(tmp_path / "a", buffers), (tmp_path / "a").read_bytes()) == (len(whole), whole)
         assert os.listdir(tmp_path) == ["a"]
 
 
@@ -103,8 +102,7 @@ def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path)
     for calls in (["mkdir a", "fsync top", "mkdir b", "fsync a"], ["fsync a"]):  # another process may have made it
         log = Log()
         log.make_directory(top / "a" / "b", 0o700)
-        assert log.calls[-len(calls) :] == calls
-        assert (top / "a" / "b").stat().st_mode & 0o777 == 0o700
+        assert (log.calls[-len(calls) :], (top / "a" / "b").stat().st_mode & 0o777) == (calls, 0o700)
 
 
 def test_an_append_neither_creates_a_file_nor_follows_a_symlink(tmp_path: Path) -> None:

@@ -315,8 +315,7 @@ def test_the_array_of_a_level_is_bare_with_a_note_of_its_image(tmp_path: Path, v
         level = zarr.create_array(store, data=LEVELS[0], fill_value=fill, zarr_format=2, overwrite=True)
         level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
         source = open_source(tmp_path / "a.zarr")
-        assert source.nodata == nodata
-        assert ("input.nodata: 0" in "".join(source.remarks)) == (fill == 0)
+        assert (source.nodata, "input.nodata: 0" in "".join(source.remarks)) == (nodata, fill == 0)
 
 
 @both

@@ -135,8 +135,7 @@ def test_damaged_metadata_are_detected_and_can_be_rewritten(tmp_path: Path, monk
     found = [line.removeprefix(f"metadata: {path}/") for line in ownership.metadata_problems(path, OME)]
     assert found == ["zarr.json is not what the run wrote", "0/zarr.json is missing"]
     ownership.restore_metadata(path, OME)
-    assert ownership.metadata_problems(path, OME) == []
-    assert output.open_output(path) == OME
+    assert (ownership.metadata_problems(path, OME), output.open_output(path)) == ([], OME)
     np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
 
 
@@ -246,8 +245,7 @@ def test_integers_round_half_to_even_and_all_clip() -> None:
     ]  # fmt: skip
     for pixels, dtype, expected in rows:
         converted = output.to_dtype(pixels, dtype)
-        assert converted.dtype == np.dtype(dtype)
-        assert converted.tolist() == np.array(expected, dtype).tolist()
+        assert (converted.dtype, converted.tolist()) == (np.dtype(dtype), np.array(expected, dtype).tolist())
 
 
 @settings(deadline=None, max_examples=200)
@@ -287,8 +285,7 @@ def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path.touch()
     assert output.check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
     size, digest = LAYOUT.write(path, b"weights")
-    assert (size, path.read_bytes()) == (7, b"weights")
-    assert output.check_block(path, LAYOUT, ALL, digest) == []
+    assert (size, path.read_bytes(), output.check_block(path, LAYOUT, ALL, digest)) == (7, b"weights", [])
     path.write_bytes(b"WEIGHTS")
     problems = output.check_block(path, LAYOUT, ALL, digest)
     assert problems == [f"{path}: {output.FOREIGN_FILE}"]

@@ -12,6 +12,7 @@ import threading
 import traceback
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -34,14 +35,9 @@ from halotile.storage.disk.place import check_place, local_lock_reason
 from halotile.storage.formats import zarr as formats_zarr
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded import ownership
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
-from halotile.storage.sharded.ownership import (
-    find_foreign_entry,
-    is_marked,
-    mark_complete,
-    metadata_problems,
-    restore_metadata,
-)
+from halotile.storage.sharded.ownership import find_foreign_entry, mark_complete, metadata_problems
 from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
@@ -220,7 +216,7 @@ def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = Tru
 def test_a_lost_shard_is_an_error_in_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     path = tmp_path / "a.zarr"
     layout = finished(path, ome=True)
-    assert is_marked(path)
+    assert ownership.is_marked(path)
     before = (path / "zarr.json").stat().st_mtime_ns
     mark_complete(path, layout)
     assert (path / "zarr.json").stat().st_mtime_ns == before
@@ -337,8 +333,7 @@ def test_the_objects_are_the_files_of_a_disk(place: ObjectPath, layout: Layout, 
     writer: ShardWriter = pickle.loads(pickle.dumps(ShardWriter(place, layout)))
     digest = writer.write(Region.whole(layout.shape), pixels).digest
     expected = {name: (tmp_path / "a.zarr" / name).read_bytes() for name in files_below(tmp_path / "a.zarr")}
-    assert contents(place) == expected
-    assert open_output(place) == layout
+    assert (contents(place), open_output(place)) == (expected, layout)
     np.testing.assert_array_equal(open_source(str(place))[...], pixels)
     for thorough in (False, True):
         assert check_block(place, layout, Region.whole(layout.shape), digest, thorough=thorough) == []
@@ -399,9 +394,8 @@ def test_metadata_are_restored_and_what_the_user_added_stays(place: ObjectPath) 
     before = contents(place)
     delete(place / "zarr.json")
     assert metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
-    restore_metadata(place, PLAIN)
-    assert contents(place) == before
-    assert find_foreign_entry(place, PLAIN) == ""
+    ownership.restore_metadata(place, PLAIN)
+    assert (contents(place), find_foreign_entry(place, PLAIN)) == (before, "")
     put(place / "notes.txt", b"mine")
     assert find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
 
@@ -440,8 +434,7 @@ def test_the_run_directory_of_a_place_names_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for place in (ObjectPath("s3://scans/day 1/clean.zarr"), ObjectPath("gs://b/c"), tmp_path / "clean.zarr"):
         run = RunDirectory.beside(place)
-        assert run.path.parent == tmp_path
-        assert run.output == place
+        assert (run.path.parent, run.output) == (tmp_path, place)
     assert RunDirectory(Path("s3+scans+clean.zarr")).output == Path("s3+scans+clean.zarr")
 
 
@@ -455,6 +448,15 @@ class Quiet(SimpleHTTPRequestHandler):
         return None
 
 
+@contextmanager
+def serving(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
+    """The address of an image in a folder that a web server shows."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/a.zarr"
+        server.shutdown()
+
+
 @pytest.fixture(params=["s3", "http"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
     """The URL of an array of nine chunks, and the array as it can be written."""
@@ -466,11 +468,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
         url = f"s3://{BUCKET}/{tmp_path.name}/a.zarr"
         yield url, zarr.create_array(zarr.storage.ObjectStore(from_url(url)), data=SCENE, chunks=(64, 64))
         return
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        array = zarr.create_array(tmp_path / "a.zarr", data=SCENE, chunks=(64, 64))
-        yield f"http://127.0.0.1:{server.server_port}/a.zarr", array
-        server.shutdown()
+    with serving(tmp_path) as url:
+        yield url, zarr.create_array(tmp_path / "a.zarr", data=SCENE, chunks=(64, 64))
 
 
 def test_a_job_reads_it_as_from_a_disk(stored: tuple[str, Any], tmp_path: Path) -> None:
@@ -523,24 +522,23 @@ def test_a_chunk_that_is_written_to_is_noticed(stored: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("denied", [403, 503])
-def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(tmp_path: Path, denied: int) -> None:
-    pytest.importorskip("obstore")
+def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: int
+) -> None:
+    few = partial(pytest.importorskip("obstore.store").from_url, retry_config={"max_retries": 2})
+    monkeypatch.setattr("obstore.store.from_url", few)
 
     class OnlyGet(Quiet):
         def do_HEAD(self) -> None:
             self.send_error(denied)
 
     zarr.create_array(tmp_path / "a.zarr", data=SCENE, chunks=(64, 64))
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(OnlyGet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/a.zarr"
-        if denied == 403:
-            source = open_source(url)
-            np.testing.assert_array_equal(source[:9, :9], SCENE[:9, :9])
-        else:
+    with serving(tmp_path, OnlyGet) as url:
+        if denied == 503:
             with pytest.raises(InputUnreadable, match="does not answer"):
                 open_source(url)
-        server.shutdown()
-    if denied == 403:
-        with pytest.raises(InputUnreadable, match="the store cannot be read"):
-            source.change()
+            return
+        source = open_source(url)
+        np.testing.assert_array_equal(source[:9, :9], SCENE[:9, :9])
+    with pytest.raises(InputUnreadable, match="the store cannot be read"):
+        source.change()

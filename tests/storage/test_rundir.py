@@ -80,8 +80,7 @@ def test_records_are_private_can_be_read_back_and_are_forgotten_except_the_job(d
     assert list(directory.read_events()) == [{"event": 0}, {"event": 1}, {"event": 2}]
     modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
     files = ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock")
-    assert modes == dict.fromkeys(files, 0o600)
-    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert (modes, directory.path.stat().st_mode & 0o777) == (dict.fromkeys(files, 0o600), 0o700)
     with directory.lock():
         directory.journal_path.touch()
         directory.forget()

@@ -59,8 +59,7 @@ def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: 
     nowhere = h5py.SoftLink("/entry_1/nowhere")  # which is no value
     values = {probe: np.ones((EDGE, EDGE)), f"{DETECTOR}/data_dark": dark, f"{DETECTOR}/translation": nowhere}
     scan, patterns = converted(tmp_path, _put(values))
-    assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
-    assert scan.distance == 2.0
+    assert (scan.wavelength, scan.distance) == (pytest.approx(1e-10, rel=1e-12), 2.0)
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
     assert (np.argwhere(~scan.mask).tolist(), scan.background[0, 5]) == ([[0, 5]], 0)
     assert np.delete(scan.background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
@@ -87,8 +86,7 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
     with h5py.File(tmp_path / "scan.cxi") as file:
         kept = file[f"{DETECTOR}/data"][:][scan.numbers, 0:8, 3:11].astype(np.uint32)
     assert np.array_equal(patterns[:], kept.reshape(COUNT, 4, 2, 4, 2).sum((2, 4)))
-    assert scan.pixel == pytest.approx((1e-4, 6e-5))
-    assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
+    assert (scan.pixel, np.argwhere(~scan.mask).tolist()) == (pytest.approx((1e-4, 6e-5)), [[0, 1]])
     with pytest.raises(OutputRefused):  # nothing is replaced unasked
         converted(tmp_path)
     rows = [(Framing(crop=20), "leaves the pattern"), (Framing(center=(1, 1), crop=8), "leaves")]
