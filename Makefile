@@ -43,7 +43,7 @@ docs: $(VENV)/stamp-docs  ## build the website into site/; a broken link is an e
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-bench: $(VENV)/stamp-peers $(if $(findstring training,$(ARGS)),$(VENV)/stamp-careamics)  ## measure against the peers (table: docs/benchmarks.md)
+bench: $(VENV)/stamp-peers $(if $(findstring training,$(ARGS)),$(VENV)/stamp-careamics) $(if $(findstring variational,$(ARGS)),$(VENV)/stamp-nifty)  ## measure against the peers (table: docs/benchmarks.md)
 	$(PY) tests/benchmarks/run.py $(ARGS)
 
 # It installs nothing: where there is a GPU there may be no package index. A test that fails does not keep the table from being made.
@@ -98,4 +98,10 @@ $(VENV)/stamp-careamics: $(VENV)/stamp-created requirements-careamics.txt
 	@echo "Installing CAREamics into $(VENV)/careamics: some minutes, 5 GB ..."
 	@$(PYTHON) -m venv $(VENV)/careamics
 	@$(VENV)/careamics/bin/python -m pip install --quiet --requirement requirements-careamics.txt
+	@touch $@
+
+$(VENV)/stamp-nifty: $(VENV)/stamp-created requirements-nifty.txt
+	@echo "Installing NIFTy into $(VENV)/nifty ..."
+	@$(PYTHON) -m venv $(VENV)/nifty
+	@$(VENV)/nifty/bin/python -m pip install --quiet --requirement requirements-nifty.txt
 	@touch $@

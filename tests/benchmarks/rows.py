@@ -22,6 +22,7 @@ from tests.benchmarks.ranks import RANK_ROWS
 from tests.benchmarks.samples import SAMPLES_FIGURES, SAMPLES_RATIOS
 from tests.benchmarks.training import FULL, LONG, QUICK
 from tests.benchmarks.transforms import FFT_ROWS
+from tests.benchmarks.variational import VARIATIONAL_ROWS
 
 RATIOS = [
     *SAMPLES_RATIOS,
@@ -48,7 +49,7 @@ RATIOS = [
     Ratio("fusing", "bytes read and written, operators one by one, one pass / two", "reconstructions.ours gaussian_fused", "reconstructions.ours gaussian_unfused", 4096, 0.75, figure="iteration_bytes"),
     *(Ratio(*row) for row in FILTER_ROWS),
     *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS + PTYCHOGRAPHY_ROWS + KNOWN_ROWS),
-    *(Ratio(*row) for row in FEW_ROWS),
+    *(Ratio(*row) for row in (*FEW_ROWS, *VARIATIONAL_ROWS)),
     *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
 ]  # fmt: skip
 
@@ -91,7 +92,7 @@ GROUPS = {
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth", "samples"),
 }
 """The tables, and the cases of each."""
-LONG_GROUPS = {"choosing": ("choosing",)} | {
+LONG_GROUPS = {"choosing": ("choosing",), "variational": ("variational",)} | {
     f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows())) for size in (FULL, LONG, QUICK)
 }
 """Those that are measured by name alone."""
