@@ -75,9 +75,9 @@ def _amount(values: list[float], figure: str) -> str:
     middle = statistics.median(values)
     if figure.endswith("bytes"):
         return f"{middle / 1e6:.0f} MB"
-    if figure == "seconds" and middle < 0.1:
+    if figure.endswith("seconds") and middle < 0.1:
         return f"{1e3 * middle:.2f} ms"
-    form, _, unit = {"decibels": ".2f dB", "seconds": ".2f s"}.get(figure, ".3f").partition(" ")
+    form, _, unit = {"decibels": ".2f dB", "seconds": ".2f s", "cpu_seconds": ".2f s"}.get(figure, ".3f").partition(" ")
     return f"{middle:{form}} {unit}".rstrip()
 
 
@@ -108,7 +108,7 @@ def write_table(group: str, rows: list[str]) -> None:
         ]
     )
     begin, end = f"<!-- {group} -->", f"<!-- /{group} -->"
-    for page in PAGES.glob("*benchmarks.md"):
+    for page in PAGES.glob("*.md"):
         head, mark, rest = page.read_text().partition(begin)
         _, closing, tail = rest.partition(end)
         if mark and closing:
