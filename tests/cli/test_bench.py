@@ -19,10 +19,12 @@ import zarr
 
 from halotile.cli.config.loading import load_job
 from halotile.graphs import scaling
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import Scaling, TimedRun
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from tests.cases import thorough
@@ -204,6 +206,15 @@ def test_a_failing_block_names_its_fault(folder: Path) -> None:
     result = refused("bench", "job.yaml", "--workers", "1", "--set", "run.on_nan=fail", code=4)
     assert "block 0" in result
     assert "events.jsonl" not in result
+
+
+@pytest.mark.cluster
+def test_what_workers_receive_from_one_another_is_counted(cluster: RunningCluster) -> None:
+    client, (one, other) = cluster.client, sorted(workers_of(cluster.client))
+    before = sum(client.run(scaling._received_bytes).values())
+    big = client.submit(np.zeros, 10**6, workers=[one], pure=False)
+    client.submit(np.sum, big, workers=[other], pure=False).result()
+    assert sum(client.run(scaling._received_bytes).values()) - before == pytest.approx(8 * 10**6, rel=0.01)
 
 
 def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: MonkeyPatch) -> None:

@@ -242,15 +242,18 @@ def test_an_output_without_a_folder_is_refused(config: Path, command: str, path:
 HEAVY = {"torch", "dask", "distributed", "zarr", "tifffile", "deepinv"}
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "validate", "status", "schema", "plan"])
-def test_a_light_command_loads_nothing_heavy(config: Path, command: str) -> None:
-    directory = config.with_name("clean.zarr.run")
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "validate", "status", "schema", "plan", "validate reconstruct", "plan reconstruct"]
+)
+def test_a_light_command_loads_nothing_heavy(config: Path, reconstruction: Path, words: str) -> None:
+    command, _, is_reconstruction = words.partition(" ")
+    directory, job = config.with_name("clean.zarr.run"), reconstruction if is_reconstruction else config
     if command == "status":
         directory.mkdir()
         (directory / "status.json").write_text(json.dumps({"state": "finished", "done": 1, "total": 1}))
-    paths = {"validate": [config], "status": [directory], "plan": [config]}
+    paths = {"validate": [job], "status": [directory], "plan": [job]}
     shown = without_loading({"torch", "deepinv"} if command == "plan" else HEAVY, command, *paths.get(command, []))
-    assert {"--version": f"halotile {__version__}\n", "plan": "declared by tv"}.get(command, "") in shown
+    assert {"--version": f"halotile {__version__}\n", "plan": "declared by tv"}.get(words, "") in shown
 
 
 def test_help_lists_every_command_once_in_its_group() -> None:

@@ -17,7 +17,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.runs import driver
-from tests.cli.engine import ask, check_lie, printed, refused, sets, without_loading
+from tests.cli.engine import ask, check_lie, printed, refused, sets
 
 NESTED = "operators=[{name: composition, data: y0.npy, operators: [{name: blur, kernel: k0.npy}, {name: downsample}]}]"
 
@@ -202,14 +202,6 @@ def test_an_error_is_the_last_thing_on_the_screen_where_deepinv_is_loaded(recons
     assert done.returncode == 2
     assert done.stderr.startswith("error: operators[0]: physics is 'Blurr'")
     assert len(done.stderr.splitlines()) == 1, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "heavy"),
-    [("validate", {"torch", "dask", "distributed", "zarr", "deepinv"}), ("plan", {"torch", "deepinv"})],
-)
-def test_a_light_command_loads_nothing_heavy(reconstruction: Path, command: str, heavy: set[str]) -> None:
-    without_loading(heavy, command, reconstruction)
 
 
 REFLECT = ("operators[0].boundary=reflect",)

@@ -336,6 +336,14 @@ def fake_slurm(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     return tmp_path
 
 
+def count_queries(folder: Path, lines: str) -> Path:
+    """Replace squeue by lines that know as ``$n`` how often it was asked before; return the file of the number."""
+    asked = folder / "n"
+    counting = f'n=$(cat "{asked}" 2> /dev/null || echo 0); echo $((n + 1)) > "{asked}"'
+    (folder / "squeue").write_text(f"#!/bin/sh\n{counting}\n{lines}\n")
+    return asked
+
+
 def test_a_finished_run_cannot_be_cancelled_and_others_are_marked(submitted: RunDirectory, fake_slurm: Path) -> None:
     BatchFiles(submitted).mark_end(None)
     with pytest.raises(ConfigError, match="the run has finished"):
@@ -367,14 +375,12 @@ def test_waiting_images_are_queued(submitted: RunDirectory, fake_slurm: Path, mo
     (folder / "many.yaml").write_text(json.dumps(job | {"output": {"path": "{stem}.zarr"}}))
     submitted.path.rename(folder / "{stem}.zarr.run")
     monkeypatch.setattr(status, "QUEUE_SECONDS", 0.01)
-    answers = f'n=$(cat "{fake_slurm}/n" || echo 0); echo $((n + 1)) > "{fake_slurm}/n"'
-    pending = '[ $n -lt 3 ] && echo "7 PENDING (Resources)"'
-    (fake_slurm / "squeue").write_text(f"#!/bin/sh\n{answers} 2> /dev/null\n{pending}\nexit 0\n")
+    asked = count_queries(fake_slurm, '[ $n -lt 3 ] && echo "7 PENDING (Resources)"; true')
     looked = CliRunner().invoke(app, ["status", str(folder / "many.yaml")])
     assert "2 queued" in looked.stdout
     assert "job 7: PENDING (Resources)" in looked.stdout
     CliRunner().invoke(app, ["status", str(folder / "many.yaml"), "--watch"])
-    assert int((fake_slurm / "n").read_text()) > 3, "it followed the job until it was over"
+    assert int(asked.read_text()) > 3, "it followed the job until it was over"
 
 
 @pytest.mark.parametrize("begins_first", [False, True])
@@ -414,17 +420,8 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, fa
 
 
 def test_watching_shows_a_queue(submitted: RunDirectory, fake_slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (fake_slurm / "squeue").write_text(
-        f'#!/bin/sh\n[ -e "{fake_slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n'
-    )
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            (fake_slurm / "asked").touch()
-
-    assert watch(submitted.path, Lines(print), wait).over
+    count_queries(fake_slurm, '[ $n -lt 3 ] && echo "7 PENDING (Resources)"; true')
+    assert watch(submitted.path, Lines(print), lambda _: None).over
     assert capsys.readouterr().err == "job 7: PENDING (Resources), 0 attempts so far\n"
 
 
@@ -445,13 +442,10 @@ def test_a_second_signal_and_a_drain_that_takes_too_long_hurry_and_the_first_sig
 
 def test_silence_of_slurm_ends_no_cancel(submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
-    answers = f'n=$(cat "{fake_slurm}/n" || echo 0); echo $((n + 1)) > "{fake_slurm}/n"'
-    (fake_slurm / "squeue").write_text(
-        f'#!/bin/sh\n{answers} 2> /dev/null\n[ $n = 0 ] && echo "7 COMPLETING (None)"\n[ $n != 1 ]\n'
-    )
+    asked = count_queries(fake_slurm, '[ $n = 0 ] && echo "7 COMPLETING (None)"; [ $n != 1 ]')
     assert "job 7 is cancelled" in batch.cancel(submitted.path)
     assert BatchFiles(submitted).failure() == "cancelled"
-    assert (fake_slurm / "n").read_text().strip() == "3"
+    assert asked.read_text().strip() == "3"
 
 
 DEEP = "[" * 100_000

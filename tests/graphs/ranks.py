@@ -1,4 +1,4 @@
-"""Functions that run as ranks of a torch program in the tests."""
+"""Functions that run as ranks of a torch program in the tests; some of them have a U-Net of layers and functions, on rows that are cut among ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,12 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from halotile import collectives, torch_group
-from halotile.errors import PeerLost
+from halotile.errors import ConfigError, PeerLost
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.tasks.groups import opening
 from halotile.tasks.groups.group import TorchGroup
@@ -212,14 +216,14 @@ def fail(group: TorchGroup, way: str, rank: int) -> Any:
 
 def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:
     """A loop with a checkpoint, one rank of which is killed in the first attempt."""
-    checkpoint = Path(folder, "checkpoint")
-    step, total = torch.load(checkpoint) if checkpoint.exists() else (0, torch.zeros(()))
+    kept = Path(folder, "checkpoint")
+    step, total = torch.load(kept) if kept.exists() else (0, torch.zeros(()))
     first = step
     for number in range(step, 6):
         total = total + group.all_reduce(torch.tensor(float(number)))
         if group.rank == 0:
-            torch.save((number + 1, total), checkpoint.with_suffix(".new"))
-            os.replace(checkpoint.with_suffix(".new"), checkpoint)
+            torch.save((number + 1, total), kept.with_suffix(".new"))
+            os.replace(kept.with_suffix(".new"), kept)
         group.barrier()
         if number == 3 and first == 0 and group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -261,3 +265,248 @@ def gathering_without(group: TorchGroup, rank: int, how: str) -> None:
             raise RuntimeError("no such pattern")
         time.sleep(3)
     group.gather_parts(torch.ones(1), [1] * group.world_size)
+
+
+# --- rows of an image that are cut among ranks ---
+
+
+class UNet(nn.Module):  # type: ignore[misc]
+    """Convolutions of several kinds, pooling, upsampling, skips, and every norm."""
+
+    def __init__(self, padding_mode: str = "zeros") -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode), nn.GroupNorm(2, 8), nn.SiLU()
+        )
+        self.down = nn.Sequential(nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.pool = nn.MaxPool2d(2)
+        self.middle = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()
+        )
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.transposed = nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
+        self.attention = nn.Conv2d(8, 8, 1)
+        self.last = nn.Conv2d(16, 1, 5, padding=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        half = self.down(first)
+        half = half * torch.softmax(self.attention(half), dim=1)
+        quarter = self.middle(F.avg_pool2d(half, 2) + self.pool(half))
+        back = self.transposed(torch.cat([half, self.up(quarter)], 1))
+        smooth = F.interpolate(F.max_pool2d(first, 2), scale_factor=2, mode="nearest")
+        residual: torch.Tensor = self.last(torch.cat([F.relu(back), first - 0.5 * smooth], dim=1))
+        return x - residual
+
+
+def compared(group: TorchGroup, rows: int, padding_mode: str, training: bool) -> dict[str, float]:
+    """Largest relative differences from the whole image: of the output, and of the gradients of image and weights."""
+    return network_gaps(group, partial(UNet, padding_mode), rows, stride=4, training=training)
+
+
+def network_gaps(
+    group: TorchGroup, make: Callable[[], nn.Module], rows: int, stride: int, training: bool = False, scale: int = 1
+) -> dict[str, float]:
+    """The same of any network, whose result has so many rows for each of the image."""
+    torch.manual_seed(2)
+    whole, cut = make().double().train(training), make().double().train(training)
+    cut.load_state_dict(whole.state_dict())
+    x = torch.randn(2, 1, rows, 24, dtype=torch.float64, requires_grad=True)
+    expected = whole(x)
+    v = torch.randn(expected.shape, dtype=torch.float64)
+    sizes = torch_group.aligned_sizes(rows, group.world_size, stride)
+    made = [scale * n for n in sizes]
+    part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
+    collectives.mark_shared(cut, group)
+    actual = torch_group.spatial(cut, group)(part)
+    expected.backward(v)
+    actual.backward(v.split(made, -2)[group.rank])
+    assert x.grad is not None
+    assert part.grad is not None
+
+    def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).abs().max() / b.abs().max().clamp_min(1e-2))
+
+    parameters = zip(cut.named_parameters(), whole.parameters(), strict=True)
+    buffers = zip(cut.named_buffers(), whole.buffers(), strict=True)
+    return {
+        "output": gap(actual, expected.split(made, -2)[group.rank]),
+        "image": gap(part.grad, x.grad.split(sizes, -2)[group.rank]),
+        **{name: gap(p.grad, q.grad) for (name, p), q in parameters},
+        **{name: gap(a, b) for (name, a), b in buffers if a.is_floating_point()},
+    }
+
+
+def said_of_parts(group: TorchGroup, sizes: list[int]) -> list[str]:
+    """Errors of networks that begin with a norm or with nothing but functions of pixels, on parts of such sizes."""
+    part = torch.randn(2, 3, sizes[group.rank], 24)
+    said = []
+    for network in (nn.BatchNorm2d(3), nn.InstanceNorm2d(3), nn.Sequential(nn.ReLU(), nn.GroupNorm(3, 3)), UNet()):
+        try:
+            torch_group.spatial(network, group)(part)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def pools(group: TorchGroup) -> list[float]:
+    """Differences of average pools with their options from those of the whole image."""
+    x = torch.randn(1, 2, 16, 11, generator=torch.Generator().manual_seed(1))
+    sizes = torch_group.aligned_sizes(16, group.world_size, 2)
+    gaps = []
+    for pool in (
+        nn.AvgPool2d(2, divisor_override=1),
+        nn.AvgPool2d((2, 3), padding=(0, 1), count_include_pad=False),
+        nn.MaxPool2d((2, 3), padding=(0, 1)),
+    ):
+        cut = torch_group.spatial(pool, group)(x.split(sizes, -2)[group.rank])
+        gaps.append(float((cut - pool(x).split([n // 2 for n in sizes], -2)[group.rank]).abs().max()))
+    return gaps
+
+
+TRANSPOSED = (
+    {"kernel_size": 4, "stride": 4, "padding": 1, "output_padding": 2},
+    {"kernel_size": 5, "stride": 4, "padding": 2, "output_padding": 3},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+    {"kernel_size": 6, "stride": 4, "padding": 2, "output_padding": 2},
+    {"kernel_size": 2, "stride": 3, "output_padding": 1},
+    {"kernel_size": 1, "padding": 1, "output_padding": 2, "dilation": 3},
+)
+"""Transposed convolutions with output_padding: less than the padding, as much, and more; the last one looks at later rows alone."""
+
+
+def transposed(group: TorchGroup) -> list[float]:
+    """Largest differences of transposed convolutions from the whole image: of outputs, and of gradients of image, weight and bias."""
+    made = [(partial(nn.ConvTranspose2d, 1, 3, **options), options.get("stride", 1)) for options in TRANSPOSED]
+    return [max(network_gaps(group, make, 9, 1, scale=scale).values()) for make, scale in made]
+
+
+ACCEPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cat(tensors=)": lambda x: torch.cat(tensors=[x, x], dim=1),
+    "mean(input=)": lambda x: torch.mean(input=x, dim=1, keepdim=True),
+    "zeros": lambda x: x + torch.zeros(1) + torch.full((1, 1, 1, 1), 2.0),
+    "columns": lambda x: x * torch.arange(x.shape[-1]),
+    "columns left out": lambda x: x[..., 1:] + x[:, :, :, :-1],
+    "dropout2d": nn.Dropout2d().eval(),
+    "no_grad": torch.no_grad()(nn.Conv2d(2, 1, 1)),
+}
+
+
+def accepted(group: TorchGroup) -> dict[str, bool]:
+    """True for functions that give the numbers of the whole image."""
+    x = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(1))
+    sizes = torch_group.aligned_sizes(8, group.world_size, 1)
+    own = x.split(sizes, -2)[group.rank]
+    return {
+        name: torch.equal(torch_group.spatial(function, group)(own), function(x).split(sizes, -2)[group.rank])
+        for name, function in ACCEPTED.items()
+    }
+
+
+class Doubled(torch.autograd.Function):  # type: ignore[misc]
+    """A function of single pixels with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0]
+
+
+class Blurred(torch.autograd.Function):  # type: ignore[misc]
+    """A convolution with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.enable_grad():
+            return F.conv2d(x, weight, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, weight = ctx.saved_tensors
+        return torch.nn.grad.conv2d_input(x.shape, weight, gradients[0], padding=1), None
+
+
+def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
+    """Differences of the gradients of a network, halves of which the backward pass computes again, from those of the whole image."""
+    torch.manual_seed(4)
+    first = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU()
+    ).double()
+    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1)).double()
+
+    def network(x: torch.Tensor, among: TorchGroup) -> torch.Tensor:
+        for half in (first, second):
+            x = checkpoint(torch_group.spatial(half, among), Doubled.apply(x), use_reentrant=is_reentrant)
+        with torch.no_grad():
+            frozen = F.avg_pool2d(x, 2)
+        return x + F.interpolate(frozen, scale_factor=2)
+
+    def gradients(x: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        x, weight = x.clone().requires_grad_(), first[0].weight
+        weight.grad = None
+        apply(x).square().sum().backward()
+        return [x.grad, weight.grad]
+
+    x = torch.randn(1, 1, 12, 7, dtype=torch.float64)
+    sizes = torch_group.aligned_sizes(12, group.world_size, 1)
+    image, weight = gradients(x, lambda whole: network(whole, TorchGroup()))
+    own, part = gradients(x.split(sizes, -2)[group.rank], torch_group.spatial(lambda rows: network(rows, group), group))
+    pairs = (own, image.split(sizes, -2)[group.rank]), (group.all_reduce(part), weight)
+    return [float((a - b).abs().max()) for a, b in pairs]
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "flip": lambda x: torch.flip(x, (-2,)),
+    "mean": lambda x: x.mean((-2, -1)),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "softmax": lambda x: torch.softmax(x, -2),
+    "interpolate": lambda x: F.interpolate(x, size=(8, 8)),
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "matmul": lambda x: torch.matmul(x.new_ones(x.shape[-2], x.shape[-2]), x),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "roll": lambda x: torch.roll(x, 1, -2),
+    "cumsum": lambda x: x.cumsum(-2),
+    "getitem": lambda x: x[..., 1:, :],
+    "ceil_mode": lambda x: nn.AvgPool2d(2, ceil_mode=True)(x),
+    "max ceil_mode": lambda x: torch.max_pool2d(x, 2, 2, 0, 1, True),
+    "even kernel": lambda x: nn.Conv2d(1, 1, 4, padding="same")(x),
+    "property": lambda x: x.mT,
+    "three axes": lambda x: x[0].mean(1),
+    "index of three axes": lambda x: x[0][0, 1],
+    "flip(input=)": lambda x: torch.flip(input=x, dims=(-2,)),
+    "mean(input=)": lambda x: torch.mean(input=x, dim=2),
+    "cat(tensors=)": lambda x: torch.cat(tensors=[x, x], dim=2),
+    "randn": lambda x: x + torch.randn(1),
+    "dropout2d": nn.Dropout2d(),
+    "dropout1d": lambda x: F.dropout1d(x[0]),
+    "feature_dropout": lambda x: torch.feature_dropout(x, 0.5, True),
+    "as many rows as are reflected": nn.Conv2d(1, 1, 9, padding=4, padding_mode="reflect"),
+    "own gradient": lambda x: Blurred.apply(x.requires_grad_(), x),
+    "checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=False),
+    "reentrant checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=True),
+    "other ranks": lambda x: torch_group.spatial(F.relu, TorchGroup(0, 2))(x),
+    "padded average": lambda x: nn.AvgPool2d(3, 1, 1)(x),
+    "align_corners": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+    "pixel_unshuffle": nn.PixelUnshuffle(2),
+    "weight_norm": nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 1, 3)),
+    "spectral_norm": nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 1, 3)),
+    "layer_norm": nn.LayerNorm(4),
+    "conv3d": lambda x: nn.Conv3d(1, 1, 1)(x[None]),
+}
+
+
+def refusals(group: TorchGroup) -> dict[str, str]:
+    """Errors of functions that mix rows."""
+    found, image = {}, torch.ones(1, 1, 4, 4)
+    convolution = nn.Conv2d(1, 1, 3, padding=1)
+    compiled = {"script": torch.jit.script(convolution), "trace": torch.jit.trace(convolution, image)}
+    for name, function in {**REFUSED, **compiled}.items():
+        try:
+            torch_group.spatial(function, group)(image)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found

@@ -44,6 +44,7 @@ from halotile.graphs.submission import (
 )
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
+from halotile.registry import names
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
@@ -114,6 +115,12 @@ def test_a_script_is_the_expected_one_to_the_letter(script: str, monkeypatch: py
         assert f"--tls-key {LOGS}/tls-1/key.pem" in text
     assert text == (SCRIPTS / f"{script}.txt").read_text()
     assert "PRIVATE" not in text
+
+
+def test_every_batch_system_is_here() -> None:
+    assert {*names("clusters")} == {*SYSTEMS, "local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
+    workers = {f"{name}-{choice}" for name in SYSTEMS for choice in ("plain", "site")}
+    assert workers < {path.stem for path in SCRIPTS.iterdir()}
 
 
 USERS_COMMANDS = {

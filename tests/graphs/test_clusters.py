@@ -29,7 +29,7 @@ from distributed.utils import LoopRunner
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError
-from halotile.graphs.clusters import local, scheduler
+from halotile.graphs.clusters import local, scheduler, slurm_alloc
 from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described, traits_of
 from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import (
@@ -272,6 +272,16 @@ def test_a_cluster_that_does_not_start_names_its_cause_and_the_remedy() -> None:
         assert ("configuration" in str(caught.value)) == (remedy == SETTINGS)
 
 
+@FORKS
+def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: Patch) -> None:
+    def killed(_: int) -> int:
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("multiprocessing.forkserver.read_signed", killed)
+    with pytest.raises(ConnectionError, match="forked from was killed"), local.start(ONE):
+        pass
+
+
 SEEN = """
 import os, sys
 
@@ -297,6 +307,13 @@ def test_planes_are_filtered_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "halotile", "run", str(tmp_path / "job.yaml"), "--quiet"]
     subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120, check=True)
     assert [path.name for path in seen.iterdir()] == ["begun"]
+
+
+def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(monkeypatch: Patch) -> None:
+    monkeypatch.delenv(slurm_alloc.NODES, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with pytest.raises(ConfigError, match=r"^SLURM_JOB_ID is 12, and .* no Slurm allocation\. .*--cluster local"):
+        slurm_alloc.check(sections.Cluster())
 
 
 # --- who may connect ---------------------------------------------------------------------------

@@ -444,6 +444,17 @@ def test_statistics_keep_their_digits_where_images_are_far_from_zero(ctx: Distri
     assert difference(ours.running_var, plain.running_var) < 1e-10
 
 
+class Forked(torch.nn.Module):  # type: ignore[misc]
+    """A network whose way depends on its image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = torch.nn.ModuleList(torch.nn.BatchNorm2d(1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.ways[int(x.mean() > 0)](x)
+
+
 def test_statistics_that_would_not_be_those_of_the_batch_are_refused(ctx: DistributedContext) -> None:
     x, norm = image(3, 1, 20, 20), torch.nn.BatchNorm2d(1)
     by_tiles = r"training mode.*normalise by all pixels of a batch.*eval\(\).*GroupNorm"
@@ -453,6 +464,7 @@ def test_statistics_that_would_not_be_those_of_the_batch_are_refused(ctx: Distri
         (lambda: spread(ctx, torch.nn.InstanceNorm2d(1, track_running_stats=True))(x), by_tiles),
         (lambda: spread(ctx, held)(x), by_tiles),
         (lambda: spread(ctx, norm)(da.from_array(x.numpy())), by_tiles),
+        (lambda: spread(ctx, Forked(), 1)(torch.stack([x[0] - 9, x[1] + 9])), r"different layers of batch norm.*eval\(\)"),
         (lambda: spread(ctx, norm)(x[:1, :, :1, :1]), r"single pixel has no statistics"),
         (lambda: spread(ctx, norm, 0), r"images_per_task is 0.*Write 1 or more"),
     ]  # fmt: skip

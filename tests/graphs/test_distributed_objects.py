@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask.array as da
 import numpy as np
@@ -71,6 +72,16 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: Patc
     words = r"tcp://127\.0\.0\.1:9.*or remove DASK_SCHEDULER_ADDRESS to have workers on this machine"
     with pytest.raises(ConfigError, match=words), DistributedContext():
         pass
+
+
+def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: Patch) -> None:
+    started = Mock(side_effect=ConfigError("enough"))
+    monkeypatch.setattr("halotile.graphs.distributed.context.machine_bytes", lambda: 2**30)
+    monkeypatch.setattr("halotile.graphs.clusters.local.start", started)
+    with pytest.raises(ConfigError), DistributedContext(workers=2, cluster="local", stall_seconds=3600.0):
+        pass
+    (order,) = started.call_args.args
+    assert (order.workers, order.memory_bytes, order.scheduler_options["worker_ttl"]) == (2, 2**29, 3600)
 
 
 def test_an_error_names_its_operator_or_tile_and_leaves_the_cluster_usable(ctx: DistributedContext) -> None:

@@ -32,7 +32,7 @@ from halotile.tasks.groups.group import SharedMemory, TorchGroup, talking
 from halotile.tasks.groups.opening import Rendezvous
 from tests.benchmarks.unets import PlainUNet
 from tests.cases import thorough
-from tests.graphs import ranks, unet_on_ranks
+from tests.graphs import ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -388,41 +388,41 @@ def check_small(found: list[dict[str, float]], most: float = 1e-9) -> None:
         assert {name: gap for name, gap in named.items() if gap > most} == {}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
+@pytest.mark.parametrize("count", [1, 2, thorough(3), thorough(4)])
 @pytest.mark.parametrize(
     ("rows", "padding_mode", "training"),
     [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)],
 )
 def test_a_cut_image_gives_the_numbers_of_the_whole(
-    four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
+    four: DistributedContext, count: int, rows: int, padding_mode: str, training: bool
 ) -> None:
-    check_small(four.run_torch(unet_on_ranks.compared, rows, padding_mode, training, ranks=ranks))
+    check_small(four.run_torch(ranks.compared, rows, padding_mode, training, ranks=count))
 
 
 PARTS: dict[str, tuple[tuple[Any, ...], int]] = {
     **{
-        f"{make.func.__name__}, training: {training}": ((unet_on_ranks.network_gaps, make, 42, 4, training), 3)
+        f"{make.func.__name__}, training: {training}": ((ranks.network_gaps, make, 42, 4, training), 3)
         for make in (partial(BlindUNet, 1, 8, 2), partial(PlainUNet, (8, 16, 32)))
         for training in (False, True)
     },  # networks that pad their image and take that off again
-    **{f"transposed convolutions, {ranks} ranks": ((unet_on_ranks.transposed,), ranks) for ranks in (1, 2, 3)},
-    **{f"computed again, {way}": ((unet_on_ranks.checkpointed_gaps, way), 3) for way in (False, True)},
-    "pools": ((unet_on_ranks.pools,), 3),
+    **{f"transposed convolutions, {count} ranks": ((ranks.transposed,), count) for count in (1, 2, 3)},
+    **{f"computed again, {way}": ((ranks.checkpointed_gaps, way), 3) for way in (False, True)},
+    "pools": ((ranks.pools,), 3),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_networks_may_be_cut(four: DistributedContext, name: str) -> None:
-    call, ranks = PARTS[name]
+    call, count = PARTS[name]
     most = {"Unet": 1e-9, "pools": 0.0}.get("Unet" if "training" in name else name, 1e-12)
-    check_small(four.run_torch(*call, ranks=ranks), most)
+    check_small(four.run_torch(*call, ranks=count), most)
 
 
 def test_arguments_may_have_names_and_other_ways_of_mixing_rows_are_refused(four: DistributedContext) -> None:
-    for found in four.run_torch(unet_on_ranks.accepted, ranks=2):
-        assert found == dict.fromkeys(unet_on_ranks.ACCEPTED, True)
-    for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
-        assert set(found) == {*unet_on_ranks.REFUSED, "script", "trace"}
+    for found in four.run_torch(ranks.accepted, ranks=2):
+        assert found == dict.fromkeys(ranks.ACCEPTED, True)
+    for found in four.run_torch(ranks.refusals, ranks=2):
+        assert set(found) == {*ranks.REFUSED, "script", "trace"}
         assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
         for name in ("dropout1d", "dropout2d", "feature_dropout"):
             assert f"calls {name} in training" in found[name]
@@ -435,10 +435,10 @@ def test_arguments_may_have_names_and_other_ways_of_mixing_rows_are_refused(four
 def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(four: DistributedContext) -> None:
     began = time.monotonic()
     with pytest.raises(RankFailed, match="a rank has no rows of an image of 4 rows"):
-        four.run_torch(unet_on_ranks.compared, 4, "zeros", False, ranks=2)
+        four.run_torch(ranks.compared, 4, "zeros", False, ranks=2)
     assert time.monotonic() - began < 20
     words = "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
-    assert four.run_torch(unet_on_ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
+    assert four.run_torch(ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
     assert torch_group.aligned_sizes(9, 3, 4) == [4, 4, 1]
     with pytest.raises(ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"):
         torch_group.aligned_sizes(8, 4, 4)

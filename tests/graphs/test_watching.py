@@ -162,13 +162,21 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("what", ["hook", "messages"])
 def test_what_dask_lacks_costs_only_the_page(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
-    scene.run(cluster)
+    if what == "hook":
+        scheduler = cluster.client.cluster.scheduler
+        monkeypatch.delitem(scheduler.plugins, page.NAME, raising=False)
+        monkeypatch.delattr(scheduler, "http_application")
+    else:
+        monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
+    said: list[str] = []
+    scene.run(cluster, observer=lambda progress: said.append(progress.message))
     assert scene.status()["done"] == BLOCKS
+    assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what == "hook")
     watch = page.Watch()
     assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
     assert watch.client is None
@@ -327,6 +335,8 @@ def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_the_time_of_a
     status.begin(1)
     recorded = status.directory.read_status() or {}
     assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
+    Status(status.directory, status.plan, None).begin(0)  # a run that is cut off
+    assert go_through(status, begin=3, end=3)["state"] == "finished"
 
 
 def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
