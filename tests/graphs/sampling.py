@@ -175,7 +175,7 @@ def whole_image(job: Sampling, tol: float) -> tuple[Pixels, Pixels]:
     posterior = replace(solved.posterior, dtype=np.dtype(np.float64))
     solved = replace(solved, posterior=posterior, halo=10**6, tol=tol)
     images, deviations = (
-        replace(solved, draws=draws).solved(Region.whole(posterior.shape))[0] for draws in (solved.draws, range(16))
+        replace(solved, draws=draws).solved(Region.whole(posterior.shape))[0] for draws in (solved.draws, range(8))
     )
     return images, deviations[1]
 

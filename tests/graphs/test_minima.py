@@ -64,7 +64,7 @@ def dense(problem: Problem) -> Any:
 
 
 def test_iterations_of_cg_are_its_steps_and_end_at_the_least_misfit(tmp_path: Path) -> None:
-    image = solving.scene((14, 12)).astype("float64")
+    image = solving.scene((12, 10)).astype("float64")
     seen = (np.random.default_rng(3).random(image.shape) > 0.3).astype("float64")
     operators = (*solving.blurs("reflect", (3, 5)), masked(seen), Downsample(factor=2, boundary="reflect"))
     problem = solving.problem_of(image, solving.terms_of(image, operators))
@@ -341,7 +341,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"sgd": {"decay": 0.3}, "svrg": {"epochs": 
 
 def measured(dtype: str) -> tuple[list[Pixels], Pixels]:
     """Counts of five blurred images, and an image to start from."""
-    image = (4 * solving.scene((70, 90))).astype(dtype)
+    image = (4 * solving.scene((70, 60))).astype(dtype)
     rng = np.random.default_rng(2)
     seen = [convolved(image, solving.kernel(edge).astype(dtype)) + BACKGROUND for edge in EDGES]
     return [rng.poisson(20 * each).astype(dtype) / np.dtype(dtype).type(20) for each in seen], np.full_like(image, 2)
@@ -432,7 +432,7 @@ def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(tmp_path: Path,
         for n in range(4)
     )
     job = Reconstruction(
-        output=Output(path=str(tmp_path / "x.zarr"), shard=32, chunk=16),
+        output=Output(path=str(tmp_path / "x.zarr"), shard=64, chunk=32),
         operators=operators,
         solver=SolverChoice(name="sgd", iterations=40, tol=1e-3),
         run=Run(workers=2, memory_per_worker="3GiB"),
