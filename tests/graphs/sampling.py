@@ -153,6 +153,11 @@ def started(folder: Path, job: Sampling) -> Callable[..., subprocess.Popen[str]]
     asked = make_plan(job).documents.asked
     own = ("allow_import", "import_folder")  # no file may allow itself to run code
     (folder / "job.yaml").write_text(json.dumps({key: value for key, value in asked.items() if key not in own}))
+    return launch(folder)
+
+
+def launch(folder: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that runs the job of a folder."""
     command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return partial(subprocess.Popen, command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)

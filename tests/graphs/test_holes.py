@@ -537,11 +537,8 @@ def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
     np.save(tmp_path / "large.npy", large)
     np.save(tmp_path / "other.npy", np.zeros((5, 6)))
     marked = r"input\.defects marks row 12, column 32 and every measured pixel"
-    for name, words in (
-        ("other", r"input\.defects has shape \(5, 6\)"),
-        ("missing", r"missing\.npy"),
-        ("large", marked),
-    ):
+    shape = r"input\.defects has shape \(5, 6\)"
+    for name, words in (("other", shape), ("missing", r"missing\.npy"), ("large", marked)):
         with pytest.raises(InputError, match=words):
             planned(tmp_path, "in", dim_scene(), "median", input={"defects": str(tmp_path / f"{name}.npy")})
 

@@ -169,9 +169,8 @@ def test_solvers_with_a_prior_find_the_same_minimum_and_fista_takes_its_steps() 
         last, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
         z = x + (last - 1) / t * (x - before)
     assert np.allclose(solving.in_memory(solving.solver_of("fista"), problem, 5)[0].ravel(), x, atol=1e-12)
-    pgd, fista, admm = (
-        solving.in_memory(each, problem, 200)[0] for each in map(solving.solver_of, ("pgd", "fista", "admm"))
-    )
+    solvers = map(solving.solver_of, ("pgd", "fista", "admm"))
+    pgd, fista, admm = (solving.in_memory(each, problem, 200)[0] for each in solvers)
     step = read_all(solving.solver_of("pgd").step(problem, State(), lambda *_: InMemory(fista)).images["x"])
     assert np.abs(step - fista).max() < 1e-9, "it does not move any more"
     assert max(np.abs(pgd - fista).max(), np.abs(admm - fista).max()) < 1e-8
@@ -180,17 +179,14 @@ def test_solvers_with_a_prior_find_the_same_minimum_and_fista_takes_its_steps() 
 def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Path) -> None:
     image = solving.scene((96, 80))
     counts = InMemory(np.random.default_rng(0).poisson(image * 100).astype("float32") / 100)
-    terms = tuple(
-        Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in solving.blurs("reflect", (3,))
-    )
+    (blur,) = solving.blurs("reflect", (3,))
+    terms = (Term(blur, counts, 1.0, Poisson(), InMemory(image)),)
     problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96))
     square = solving.norm_of(problem, tmp_path / "norm")
     assert square > 3  # of a blur alone it is 1: with that the steps would be too long
     problem = replace(problem, start=InMemory(image), step_size=0.5 / square)
-    misfits = [
-        row["misfit"]
-        for row in solving.finished(solving.iterations_of(solving.solver_of("fista"), problem, tmp_path / "x"), 25).rows
-    ]
+    run = solving.iterations_of(solving.solver_of("fista"), problem, tmp_path / "x")
+    misfits = [row["misfit"] for row in solving.finished(run, 25).rows]
     assert max(misfits) < 1.2 * misfits[0]
 
 

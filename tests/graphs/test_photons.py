@@ -23,7 +23,7 @@ from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.inner_tiles import Roles
 from tests.cases import in_folders, thorough
-from tests.support import job_of, run_inline, work_of, write_zarr
+from tests.support import job_of, run_inline, write_zarr
 
 Image = NDArray[Any]
 AUTO: dict[str, dict[str, Any]] = {
@@ -156,18 +156,6 @@ def test_integers_in_the_units_of_the_file(tmp_path: Path) -> None:
     assert np.abs(rounded - floats).max() <= 0.51
 
 
-def test_the_plan_shows_the_noise_of_each_plane(tmp_path: Path) -> None:
-    planes = np.stack([counted(true_counts(50)), 3 * counted(true_counts(50), 1)]).astype(np.uint16)
-    plan = make_plan(job_on(tmp_path, "tv", PHOTONS, planes))
-    assert plan.identity["noise"]["gain"] == pytest.approx([1, 3], rel=0.1)
-    assert plan.identity["noise_level"] is None
-    assert any("photon noise of gain" in note and "of c 0 to 1" in note for note in plan.notes)
-    figures = plan.summary()
-    assert (figures["depth_from"], figures["depth"]) == ("3 rounds, declared by tv", [[60, 60], [60, 60]])
-    assert work_of(plan).task.sides["gain"].shape == (2, 1, 1)
-    assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
-
-
 @pytest.mark.parametrize("name", ["tv", thorough("nlm")])
 @pytest.mark.parametrize(
     ("gains", "level", "sigma", "least"), [((30.0,), 100.0, 1.5, 0.3), ((2.0, 20.0), 420.0, 3.2, 0.6)]
@@ -250,21 +238,6 @@ def test_an_estimate_is_written_out_and_a_resumed_run_keeps_its_noise(tmp_path: 
     assert gain_of("auto", gain=1.25) == gain_of("poisson-gaussian", gain=1.25) == 1.25
     assert gain_of("auto") is None
     assert gain_of("poisson-gaussian", gain=1.25, estimated=False) == own["gain"]
-
-
-def test_the_plan_has_a_level_for_each_plane_or_the_map_of_the_job(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", scene(), axes="cyx")
-    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]))
-    assert plan.identity["noise_level"] == pytest.approx(NOISE, rel=0.15)
-    assert any(note.startswith("noise level 0.0") and "of c 0 to 1" in note for note in plan.notes)
-    assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
-    assert work_of(plan).task.sides["sigma"].shape == (2, 1, 1)
-    np.save(tmp_path / "sigma.npy", np.full((400, 360), 0.1, np.float32))
-    sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
-    plan = make_plan(job_of(source, tmp_path / "other.zarr", "tv", AUTO["tv"], input=sides))
-    assert plan.identity["noise_level"] is None
-    assert not any("estimated" in note for note in plan.notes)
-    assert work_of(plan).task.sides["sigma"].shape == (400, 360)
 
 
 def test_levels_of_an_earlier_run_with_another_number_of_planes_are_not_taken(tmp_path: Path) -> None:
