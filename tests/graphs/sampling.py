@@ -153,6 +153,11 @@ def started(folder: Path, job: Sampling) -> Callable[..., subprocess.Popen[str]]
     asked = make_plan(job).documents.asked
     own = ("allow_import", "import_folder")  # no file may allow itself to run code
     (folder / "job.yaml").write_text(json.dumps({key: value for key, value in asked.items() if key not in own}))
+    return launch(folder)
+
+
+def launch(folder: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that runs the job of a folder."""
     command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return partial(subprocess.Popen, command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
@@ -175,7 +180,7 @@ def whole_image(job: Sampling, tol: float) -> tuple[Pixels, Pixels]:
     posterior = replace(solved.posterior, dtype=np.dtype(np.float64))
     solved = replace(solved, posterior=posterior, halo=10**6, tol=tol)
     images, deviations = (
-        replace(solved, draws=draws).solved(Region.whole(posterior.shape))[0] for draws in (solved.draws, range(16))
+        replace(solved, draws=draws).solved(Region.whole(posterior.shape))[0] for draws in (solved.draws, range(8))
     )
     return images, deviations[1]
 

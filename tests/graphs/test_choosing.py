@@ -62,23 +62,14 @@ def exact(job: Denoising, at: dict[str, int] | None = None, crop: Region = CROP)
     return found
 
 
-@pytest.mark.parametrize("name", all_of(CASES, thorough=["tv", "median", "torch"]))
-def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str) -> None:
-    pixels = noisy_retina()[1]
-    for dtype in ("float32", "uint16") if name in ("tv", "gaussian") else ("float32",):
-        typed = pixels if dtype == "float32" else (pixels.clip(0, 1) * 65535).astype("uint16")
-        source = write_zarr(tmp_path / f"{dtype}.zarr", typed)
-        exact(job_of(source, tmp_path / f"o{dtype}.zarr", name, CASES[name], tile={"size": 64}))
-        assert not (tmp_path / f"o{dtype}.zarr.run").exists()
-
-
-@pytest.mark.parametrize("name", all_of(CASES, thorough=["gaussian", "nlm", "function"]))
+@pytest.mark.parametrize("name", all_of(CASES, thorough=["median", "function"]))
 def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str) -> None:
     pixels, holes = scene(-9999.0)
-    source = with_tag(tmp_path / "a.tif", pixels, "-9999")
+    source = with_tag(tmp_path / "a.tif", pixels[:, :240], "-9999")
     found = exact(job_of(source, tmp_path / "o.zarr", name, CASES[name], tile={"size": 64}))
     assert np.array_equal(np.isnan(found.best.residual[0]), holes[CROP.slices])
     assert np.isfinite(found.best.error)
+    assert not (tmp_path / "o.zarr.run").exists()
 
 
 COLOURS: dict[str, Any] = {"import": "tests.networks:convolutions", "options": {"channels": 3}, "channels": [3, 3]}
@@ -203,8 +194,13 @@ def nuclei(seed: int, count: int = 14, edge: int = 256, background: float = 4.0,
 PHOTON_NOISE: dict[str, Any] = {"model": "poisson-gaussian"}
 BOTH = ("gaussian", "poisson-gaussian")
 PHOTONS: dict[str, tuple[Callable[[], Image], float, float, Any]] = {
-    "20 photons": (lambda: camera()[:256, :256] / 255 * 20.0, 1.0, 0.0, [(0.01, BOTH[0]), *product((0.5, 2), BOTH)]),
-    "a camera": (lambda: nuclei(3, 30), 2.2, 1.5, [*product((0.5, 1.0, 2.0), BOTH)]),
+    "20 photons": (
+        lambda: camera()[:256, :256] / 255 * 20.0,
+        1.0,
+        0.0,
+        [(0.01, BOTH[0]), (0.5, BOTH[0]), (2, BOTH[1])],
+    ),
+    "a camera": (lambda: nuclei(3, 30), 2.2, 1.5, [(0.5, BOTH[0]), *product((1.0, 2.0), BOTH)]),
     "few bright pixels": (lambda: nuclei(7), 1.0, 0.0, [(s, "poisson-gaussian") for s in (0.5, 1.0, 2.0)]),
 }
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +23,10 @@ from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOper
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.tasks.devices.device import torch_threads
-from tests.faults import REPOSITORY
-from tests.graphs.sampling import computed, journalled, killed, same
+from tests.graphs.sampling import computed, journalled, killed, launch, same
 from tests.support import read_zarr, work_of
 
 Patch = pytest.MonkeyPatch
@@ -161,19 +157,15 @@ def test_workers_and_a_kill_change_no_bit(
         "run": {"workers": 1, "memory_per_worker": "3GiB"}, "cluster": {"dashboard": False},
     }  # fmt: skip
     (tmp_path / "job.yaml").write_text(json.dumps(written))
-    command, environment = [sys.executable, "-m", "halotile"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stderr": subprocess.PIPE, "text": True}
-    start = partial(subprocess.Popen, [*command, "run", "job.yaml"], **options)
-    killed(start, lambda: len(journalled(tmp_path, "mean-std.zarr")) >= 2)
+    killed(launch(tmp_path), lambda: len(journalled(tmp_path, "mean-std.zarr")) >= 2)
     assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
-    with start() as process:
-        assert process.wait(120) == 0, process.communicate()[1]
+    output = replace(job_in(folder).output, path=str(tmp_path / "mean.zarr"), std=str(tmp_path / "mean-std.zarr"))
+    run(make_plan(replace(job_in(folder), output=output)), cluster=cluster)
     assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "mean-std.zarr")), whole)
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "mean-std.zarr").problems == ()
     status = CliRunner().invoke(app, ["status", str(tmp_path / "mean.zarr")])
     assert "from SURE, applied" in status.stdout
     monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap._calibrated", None)  # the factor is that of the run
-    output = replace(job_in(folder).output, path=str(tmp_path / "mean.zarr"), std=str(tmp_path / "mean-std.zarr"))
     np.save(tmp_path / "m.npy", np.ones((192, 192)))
     mask = MeasuredOperator(name="mask", data=str(folder / "y.zarr"), options={"mask": str(tmp_path / "m.npy")})
     prior = FieldPrior(options={"std": 50.0, "range": 8.0, "mean": 100.0})

@@ -42,17 +42,7 @@ from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs import solving
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import (
-    Pixels,
-    blurs,
-    finished,
-    iterations_of,
-    kernel,
-    prior_of,
-    problem_of,
-    solver_of,
-    terms_of,
-)
+from tests.graphs.solving import Pixels, blurs, finished, iterations_of, prior_of, problem_of, solver_of, terms_of
 from tests.graphs.trials import deblurring
 from tests.support import work_of
 
@@ -111,8 +101,7 @@ def test_the_normal_form_finds_the_plain_image_and_the_same_bits_for_any_block(t
         run = iterations_of(solver_of("pgd"), problem, tmp_path / str(block), block=block)
         found.append(pixels_of(run, 4))
     assert np.abs(found[0] - found[1]).max() < 2e-6
-    assert np.array_equal(found[1], found[2])
-    assert np.array_equal(found[1], found[3])
+    assert all(np.array_equal(found[1], other) for other in found[2:])
     for ours, theirs in zip(run.rows, first.rows, strict=True):
         assert ours["misfit"] == pytest.approx(theirs["misfit"], rel=1e-3)
 
@@ -164,12 +153,11 @@ def test_passes_of_several_iterations_have_the_bits_and_figures_of_passes_of_one
     terms = terms_of(IMAGE, blurs(boundary))
     whole, _ = solving.in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
     alone, several = (
-        finished(
-            iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each)),
-            2 * per_pass,
-        )
+        iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each))
         for each in (1, per_pass)
     )
+    for run in (alone, several):
+        finished(run, 2 * per_pass)
     assert np.array_equal(read_all(several.image()), whole)
     assert [row["iteration"] for row in several.rows] == [per_pass, 2 * per_pass]
     assert [row[MISFIT] for row in several.rows] == [row[MISFIT] for row in alone.rows[::per_pass]]
@@ -182,8 +170,7 @@ def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Pat
     for per_pass in (1, 2, 3):
         problem, options = folded_in(terms, per_pass, tmp_path, "direct")
         found.append(pixels_of(iterations_of(SOLVERS["pgd"], problem, tmp_path / str(per_pass), **options)))
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+    assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 SHARDS: list[Any] = [
@@ -244,7 +231,9 @@ def plan_of(folder: Path, prior: str, solver: str, exact: bool, *, every: int = 
     step: Any = "auto" if solver == "cg" else 0.1
     chosen = SolverChoice(name=solver, step=step, iterations=6, checkpoint_every=every)
     given = deblurring(folder, "cpu", PRIORS[prior], size=512, solver=chosen, exact=exact, fuse=fuse, tile=Tile())
-    operators = [replace(given.operators[0], options={"kernel": kernel(edge), "boundary": "reflect"}) for edge in EDGES]
+    operators = [
+        replace(given.operators[0], options={"kernel": solving.kernel(edge), "boundary": "reflect"}) for edge in EDGES
+    ]
     return make_plan(replace(given, operators=tuple(operators)))
 
 
@@ -302,7 +291,7 @@ def test_a_plan_tells_what_an_iteration_moves(
 def test_reading_ahead_reads_all_that_a_block_reads(halo: int, exact: bool) -> None:
     shape = (3072, 2100)
     zeros = Constant(shape, SINGLE)
-    terms = tuple(Term(Blur(kernel=kernel(edge), boundary="circular"), zeros) for edge in (13, 15))
+    terms = tuple(Term(Blur(kernel=solving.kernel(edge), boundary="circular"), zeros) for edge in (13, 15))
     form = choose_form(terms, SINGLE, exact=exact)
     assert form.is_fft is not exact
     image, core = Shared(zeros, form.fused_reach), Region((1024, 1024), (2048, 1536))
@@ -315,7 +304,7 @@ def test_reading_ahead_reads_all_that_a_block_reads(halo: int, exact: bool) -> N
 
 def test_separate_shards_compute_more_twice_and_transforms_read_whole_cells() -> None:
     shape = (256, 256)
-    term = Term(Blur(kernel=kernel(13), boundary="circular"), Constant(shape, SINGLE))
+    term = Term(Blur(kernel=solving.kernel(13), boundary="circular"), Constant(shape, SINGLE))
     whole = Grid(shape, shape, ((0, 0), (0, 0)))
     direct, transforms = (choose_form((term,), SINGLE, exact=exact, per_pass=2) for exact in (True, False))
     assert computed_twice(whole, (64, 64), direct, NoPrior()) == 0

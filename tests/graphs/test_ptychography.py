@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 import shutil
 import signal
@@ -28,6 +29,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, Diverged, HalotileError, InputError, MissingPackage
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.iterations.rank_programs import ProgramFiles
+from halotile.graphs.jobs.ptychography.job import result_rows
 from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
 from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.passes.cluster_passes import ENDED
@@ -76,31 +78,27 @@ BY_ADAM = [{"epochs": 60, "lr": 0.03, "batch": 8}, {"epochs": 20, "lr": 0.003, "
 
 @pytest.mark.parametrize("stages", [BY_ADAM, thorough([{"solver": "rpie", "epochs": 60, "batch": 4}])])
 def test_the_object_of_a_known_scan_is_found(folder: Path, cluster: RunningCluster, stages: Any) -> None:
-    compute(job(folder, stages=stages, model={"refine": ["object", "probe"]}), cluster, 2)
+    compute(job(folder, stages=stages, model={"refine": ["object", "probe"]}), cluster)
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
 def test_the_result_has_the_same_bits_for_any_number_of_workers(
     folder: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory, and beyond it: a chunk of these patterns has all of them, and the scan is written again with chunks of four."""
-    results = [compute(job(folder, f"{workers}.cxi"), cluster, workers) for workers in (1, 2)]
-    assert results[0] == results[1]
-    with h5py.File(folder / "1.cxi") as file:
-        assert file["entry_1/image_1"].attrs["pixel_size"] == pytest.approx(2 * [1e-10 / (32 * 5e-5)])
-        assert len(file["loss"]) == 12
-        assert file["loss"][-1] < file["loss"][0] / 3
+    """Beyond memory: the scan is written again with chunks of four. A loop in Python has the bits of a job in memory."""
     shutil.rmtree(folder / "scan.zarr")
     with monkeypatch.context() as patch:
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
         write_small_scan(folder)
     stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
     windows: dict[str, Any] = {"window": 4, "stages": stages, "held_out": 0.1}
-    results = [compute(job(folder, f"{workers} of 4.cxi", **windows), cluster, workers) for workers in (1, 2)]
-    done = run(job(folder, "3 of 4.cxi", **windows), "--workers", "3")
+    results = [compute(job(folder, f"{workers}.cxi", **windows), cluster, workers) for workers in (1, 2)]
+    done = run(job(folder, "3.cxi", **windows), "--workers", "3")
     assert done.exit_code == 0, done.output
-    assert [*results, (folder / "3 of 4.cxi").read_bytes()] == [results[0]] * 3
-    with h5py.File(folder / "1 of 4.cxi") as file:
+    assert [*results, (folder / "3.cxi").read_bytes()] == [results[0]] * 3
+    with h5py.File(folder / "1.cxi") as file:
+        assert file["entry_1/image_1"].attrs["pixel_size"] == pytest.approx(2 * [1e-10 / (32 * 5e-5)])
+        assert len(file["loss"]) == 16
         assert file["loss"][-1] < file["loss"][0] / 3
 
 
@@ -558,3 +556,45 @@ def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) 
     assert {path.suffix for path in tmp_path.glob("abc-1*")} == set()
     files.revert()
     assert second.read_text() == "5 epochs"
+
+
+@pytest.mark.parametrize("loss", ["amplitude_mse", "poisson_nll"])
+def test_a_run_that_fits_the_noise_is_warned_of(tmp_path: Path, loss: str) -> None:
+    known = SimulatedScan(raster=(3, 3), pattern=32, step=14.0, photons=1000, phase=2.0)
+    write_scan(str(tmp_path / "scan.zarr"), known.scan, known)
+    stages = [{"epochs": 60, "lr": 0.05}]
+    path = job(tmp_path, model={"loss": loss}, held_out=0, stages=stages)
+    said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
+    assert "below that of photons alone: the object follows noise. Write held_out: 0.05" in said
+
+
+@pytest.mark.parametrize(("kept", "advises"), [(170, True), (169, False)])
+def test_more_epochs_are_advised_where_the_last_one_is_kept(kept: int, advises: bool) -> None:
+    last = {"iteration": 170, "loss": 0.2, "kept": kept, "loss_of_kept": 0.2}
+    notes = [text for label, text in result_rows(last, Path()) if label == "note"]
+    assert any("more epochs may give a better object" in text for text in notes) is advises
+
+
+RATES: list[tuple[float | None, str, dict[str, Any], str, bool]] = [
+    (100, "amplitude_mse", {}, "0.01", True),
+    (100, "poisson_nll", {}, "0.02", True),
+    (100, "poisson_nll", {"held_out": 0}, "0.005", False),  # small steps where no pixel is held out
+    (1e5, "amplitude_mse", {}, "0.02", False),
+    (1e5, "poisson_nll", {}, "0.005", False),
+    (None, "amplitude_mse", {}, "0.02", False),
+]
+
+
+@pytest.mark.parametrize(("photons", "loss", "parts", "rate", "holds_out"), RATES)
+def test_the_rate_and_the_pixels_held_out_follow_from_loss_and_counts(
+    tmp_path: Path, photons: float | None, loss: str, parts: dict[str, Any], rate: str, holds_out: bool
+) -> None:
+    simulated = SimulatedScan(raster=(4, 4), pattern=32, step=3.0, photons=photons)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    places = {"input": {"path": str(tmp_path / "scan.zarr")}, "output": {"path": str(tmp_path / "result.cxi")}}
+    whole = {"version": 1, "job": "ptychography", **places, "model": {"loss": loss}, **parts}
+    (tmp_path / "job.yaml").write_text(json.dumps(whole))
+    done = plan(tmp_path / "job.yaml")
+    assert done.exit_code == 0
+    assert f"150 epochs of adam, lr {rate}," in words(done)
+    assert ("5% of the pixels of each pattern are held out" in words(done)) is holds_out

@@ -394,7 +394,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     patterns[27] = patterns[27, ::-1]
     write_scan(str(folder / "scan.zarr"), small_scan().scan, patterns, overwrite=True)
     path = str(job(folder, model={"modes": 2}))
-    done = CliRunner().invoke(app, ["run", path, "--workers", "2"])
+    done = CliRunner().invoke(app, ["run", path, "--workers", "1"])
     assert done.exit_code == 0, done.output
     assert "worst patterns 27, " in words(done)
     result = read_result(str(folder / "result.cxi"))

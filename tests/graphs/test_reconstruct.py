@@ -378,10 +378,7 @@ MEASURED: list[tuple[Any, dict[str, Any], str]] = [
 
 def test_words_that_cannot_be_are_refused(seen: OperatorChoice) -> None:
     calls: list[tuple[Any, dict[str, Any], str]] = [
-        *(
-            (halotile.reconstruct, {"measurements": [seen], "output": "x.zarr"} | options, said)
-            for options, said in WORDS
-        ),
+        *((halotile.reconstruct, {"measurements": [seen], "output": "x.zarr"} | given, said) for given, said in WORDS),
         *((halotile.measurement, {"operator": op, "data": "y.zarr"} | options, said) for op, options, said in MEASURED),
         (halotile.simulate, {"measurements": seen, "reference": "y.npy"}, NO_LIST),
     ]

@@ -29,14 +29,12 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.image_task import ImageTask, View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.base import Prior
-from halotile.tasks.priors.none import NoPrior
 from tests.cases import thorough
 from tests.graphs import solving
 from tests.graphs.inline import InlineIterations, inline
@@ -223,12 +221,8 @@ def test_operators_with_a_pass_of_their_own_give_the_image_and_figures_of_one_pa
         terms = tuple(replace(term, fidelity=Poisson()) for term in terms)
     near, *far = terms
     whole = tuple(replace(t, operator=solving.WholeBlur(blur=cast(Blur, t.operator))) for t in far)
-    plain = (
-        NoPrior()
-        if solver in ("cg", "osem")
-        else solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), IMAGE, 64, 40))
-    )
-    problem = solving.problem_of(IMAGE, terms, plain, 0.5).beginning_at(Constant(IMAGE.shape, IMAGE.dtype, 1.0))
+    prior = solving.prior_of("none" if solver in PRIORLESS else "gaussian", IMAGE, 64, 40)
+    problem = solving.problem_of(IMAGE, terms, prior, 0.5).beginning_at(Constant(IMAGE.shape, IMAGE.dtype, 1.0))
     forms = {"two": Form(terms, apart=True), "mixed": Form((near, *whole))}
     problems = {"one": problem, **{name: staged(problem, form) for name, form in forms.items()}}
     runs, parts = {}, tmp_path / "parts"
@@ -264,15 +258,12 @@ def test_a_gradient_that_was_stored_before_its_pass_is_not_computed_again(tmp_pa
             raise solving.Interrupted
         inline(task, iteration, journal, ledger)
 
+    start = partial(solving.iterations_of, solving.solver_of("pgd"), problem)
     with pytest.raises(solving.Interrupted):
-        solving.finished(
-            solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path / "a", run_pass=cut_short), 3
-        )
+        solving.finished(start(tmp_path / "a", run_pass=cut_short), 3)
     written = shards(tmp_path / "a" / "stage.0")
     assert sorted(path.name for path in (tmp_path / "a").glob("journal*")) == ["journal.1", "journal.1.0"]
-    again, whole = (
-        solving.finished(solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path / name), 2) for name in "ab"
-    )
+    again, whole = (solving.finished(start(tmp_path / name), 2) for name in "ab")
     assert shards(tmp_path / "a" / "stage.0") == written != {}
     assert np.array_equal(read_all(again.image()), read_all(whole.image()))
     assert not list((tmp_path / "a").glob("journal*"))

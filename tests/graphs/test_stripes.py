@@ -122,9 +122,9 @@ def test_gains_are_removed_with_offsets() -> None:
     assert errors[1] < 3
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((300, 5000), 1), ((5000, 300), 0)])
-def test_bands_have_the_bits_of_the_whole(shape: tuple[int, int], axis: int) -> None:
-    image = noisy(np.zeros(shape))
+@pytest.mark.parametrize("axis", [0, 1])
+def test_bands_have_the_bits_of_the_whole(axis: int) -> None:
+    image = noisy(np.zeros((300, 5000) if axis else (5000, 300)))
     lines = StripedLines(axis, 1 - axis, gain=True)
     whole = LineCorrections(InMemory(image), lines)
     everything = whole.read(Region.whole(whole.shape))
@@ -161,8 +161,7 @@ def striped_job(
     folder: Path, pixels: Image, name: str = "out.zarr", denoiser: str = "gaussian", axes: Any = "zyx", **parts: Any
 ) -> Denoising:
     """A job with these stripes, those of x where nothing is written."""
-    source = folder / "in.zarr"
-    if not source.exists():
+    if not (source := folder / "in.zarr").exists():
         write_zarr(source, pixels, axes=axes)
     given = {"stripes": parts.pop("stripes", {"axis": "x"}), **parts.pop("input", {})}
     options = {"sigma": 1.0} if denoiser == "gaussian" else {"strength": 1.0, "sigma": "auto"}

@@ -57,32 +57,28 @@ def whole(of: Posterior) -> Region:
 
 
 def matrix(apply: Callable[[Values], Values], shape: tuple[int, ...]) -> Values:
-    """The matrix of a linear map, a column for each pixel."""
+    """The matrix of a linear map of a stack of images, a column for each pixel."""
     size = int(np.prod(shape))
-    units = np.eye(size).reshape(size, *shape)
-    return np.stack([np.asarray(apply(unit)).ravel() for unit in units], 1)
+    return apply(np.eye(size).reshape(size, *shape)).reshape(size, -1).T
 
 
 def dense(of: Posterior) -> tuple[Values, Values, list[tuple[Values, Values, Values]]]:
     """Precision, that of the prior, and operator, weights and data of each measurement, on the domain; by other code."""
-    edge, inner = of.padding, whole(of).shape
-    prior, wide = of.prior, np.pad(np.zeros(inner), 1)
+    edge, inner, prior = of.padding, whole(of).shape, of.prior
 
-    def white(unit: Values) -> Values:
-        field = np.pad(unit, 2)
-        around = sum(np.roll(field, step, axis) for step in (1, -1) for axis in (0, 1))
-        return (prior.tau * ((prior.kappa2 + 4) * field - around))[1:-1, 1:-1]
+    def white(units: Values) -> Values:
+        field = np.pad(units, ((0, 0), (2, 2), (2, 2)))
+        around = sum(np.roll(field, step, axis) for step in (1, -1) for axis in (1, 2))
+        return (prior.tau * ((prior.kappa2 + 4) * field - around))[:, 1:-1, 1:-1]
 
-    assert white(np.zeros(inner)).shape == wide.shape
     d = matrix(white, inner)
     parts = []
     for part in of.measurements:
 
-        def seen(unit: Values, operator: Any = part.operator) -> Values:
-            return read_all(operator.forward(InMemory(unit[edge:-edge, edge:-edge].copy())))
+        def seen(units: Values, operator: Any = part.operator) -> Values:
+            return read_all(operator.forward(InMemory(units[:, edge:-edge, edge:-edge].copy())))
 
-        a = matrix(seen, inner)
-        parts.append((a, read_all(part.weight).ravel(), read_all(part.data).ravel()))
+        parts.append((matrix(seen, inner), read_all(part.weight).ravel(), read_all(part.data).ravel()))
     return (d.T @ d + sum(a.T @ (w[:, None] * a) for a, w, _ in parts)), d.T @ d, parts
 
 
@@ -101,9 +97,9 @@ def test_precision_inverse_and_mean_are_those_of_dense_matrices(operators: tuple
     window, (q, prior, parts) = whole(of), dense(of)
     apply, units = of.precision(window), np.eye(len(q)).reshape(-1, *window.shape)
     assert np.abs(apply(units).reshape(len(q), -1).T - q).max() < 1e-12 * np.abs(q).max()
-    found = solve(apply, units, np.ones(window.shape) * np.diag(q).max(), 1e-13)
+    found = solve(apply, units[::7], np.ones(window.shape) * np.diag(q).max(), 1e-13)
     covariance = np.linalg.inv(q)
-    assert np.abs(found.images.reshape(len(q), -1) - covariance).max() < 1e-9 * np.abs(covariance).max()
+    assert np.abs(found.images.reshape(-1, len(q)) - covariance[::7]).max() < 1e-9 * np.abs(covariance).max()
     field = np.linalg.inv(prior)
     a, w, y = (np.concatenate(part) for part in zip(*parts, strict=True))
     seen = w > 0
@@ -137,7 +133,7 @@ def test_least_squares_on_the_domain_have_the_same_precision_and_sides(operators
 def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_numbers_in_any_window() -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"))
     window, (q, _, _) = whole(of), dense(of)
-    draws = range(1500)
+    draws = range(800)
     sides = of.random_sides(window, draws).reshape(len(draws), -1)
     seen = sides.T @ sides / len(draws)
     spread = np.sqrt((np.square(q) + np.outer(np.diag(q), np.diag(q))) / len(draws))
@@ -172,17 +168,17 @@ def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
     ids=["denoising", "deblurring"],
 )
 def test_the_map_of_deviations_needs_fewer_draws_than_plain_squares(operator: Blur, most: float) -> None:
-    of = posterior(operator, n=24, prior=Matern(std=0.5, range=8.0, mean=0.0))
+    of = posterior(operator, n=20, prior=Matern(std=0.5, range=8.0, mean=0.0))
     window, (q, _, _) = whole(of), dense(of)
     core = Region.whole(of.shape)
     exact = np.sqrt(np.diag(np.linalg.inv(q))).reshape(window.shape)[core.relative_to(window).slices]
 
     def error(estimator: str) -> float:
-        found, _ = Solved(of, 10**6, tuple(range(16)), 1e-3, estimator).solved(core)
+        found, _ = Solved(of, 10**6, tuple(range(16)), 1e-2, estimator).solved(core)
         return float(np.sqrt(np.mean(np.square(found[1] / exact - 1))))
 
-    assert error("samples") == pytest.approx(1 / np.sqrt(32), rel=0.25)
-    assert error("rao-blackwell") < most * error("samples")
+    assert (plain := error("samples")) == pytest.approx(1 / np.sqrt(32), rel=0.25)
+    assert error("rao-blackwell") < most * plain
 
 
 UNKNOWN = {
@@ -204,39 +200,39 @@ def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tup
     assert is_known.all() == (operators[0].name == "mask")
     assert np.all(of.scale(window, known) >= (1 - 1e-6) * np.diag(q).reshape(window.shape))
     exact = np.diag(np.linalg.inv(q)).reshape(window.shape)[core.relative_to(window).slices]
-    found, _ = Solved(of, 10**6, tuple(range(160)), 5e-2).solved(core)
+    found, _ = Solved(of, 10**6, tuple(range(96)), 5e-2).solved(core)
     ratio = np.square(found[1]) / exact
     assert np.mean(ratio) == pytest.approx(1, abs=0.05)
     assert 0.5 < ratio.min() <= ratio.max() < 1.7
 
 
-@pytest.mark.parametrize(("tol", "away", "count"), [(1e-2, 0, 3), (1e-3, 0, 3), (1e-2, 30, 3), (1e-2, 30, 0)])
-def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float, count: int) -> None:
+@pytest.mark.parametrize(("away", "cases"), [(0, [(1e-2, 3), (1e-3, 3)]), (30, [(1e-2, 3), (1e-2, 0)])])
+def test_a_block_has_the_mean_and_the_draws_of_the_whole(away: float, cases: list[tuple[float, int]]) -> None:
     """``away``: distance of the image from the mean of the prior."""
     of = posterior(Blur(kernel=kernel(1.2, 3), boundary="reflect"), n=64)
     (part,) = of.measurements
     weights, y = (np.asarray(read_all(image), np.float64) for image in (part.weight, part.data))
     of = replace(of, measurements=(replace(part, data=InMemory(np.where(weights > 0, y + away, 0))),))
-    core, draws = Region((20, 20), (40, 44)), tuple(range(count))
-    exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-6, keeps_draws=True).solved(Region.whole(of.shape))
+    core = Region((20, 20), (40, 44))
+    exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-5, keeps_draws=True).solved(Region.whole(of.shape))
     exact = exact[(slice(None), *core.slices)]
-    halos = []
-    for halo in (4, 12, 16, 24):
-        found, error = Solved(of, halo, draws, tol, keeps_draws=True).solved(core)
-        images = [0, *range(2, 2 + count)]
-        seen = np.abs((found - exact[: 2 + count])[images] / exact[1]).max()
-        if np.abs(error).max() <= tol:
-            halos.append(halo)
-            assert seen <= tol
-    assert halos
-    with pytest.raises(InputError, match=r"Write posterior\.halo: 4"):
-        Solved(of, 2, draws, tol).read(Region((0, *core.start), (2, *core.stop)))
+    for tol, count in cases:
+        halos, draws = [], tuple(range(count))
+        for halo in (4, 12, 16, 24):
+            found, error = Solved(of, halo, draws, tol, keeps_draws=True).solved(core)
+            seen = np.abs((found - exact[: 2 + count])[[0, *range(2, 2 + count)]] / exact[1]).max()
+            if np.abs(error).max() <= tol:
+                halos.append(halo)
+                assert seen <= tol
+        assert halos
+        with pytest.raises(InputError, match=r"Write posterior\.halo: 4"):
+            Solved(of, 2, draws, tol).read(Region((0, *core.start), (2, *core.stop)))
 
 
 def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
     single, core = replace(of, dtype=np.dtype(np.float32)), Region.whole(of.shape)
-    exact, _ = Solved(of, 10**6, (0,), 1e-4, keeps_draws=True).solved(core)
+    exact, _ = Solved(of, 10**6, (0,), 1e-3, keeps_draws=True).solved(core)
     solved = Solved(single, 10**6, (0,), 1e-2, keeps_draws=True)
     found, _ = solved.solved(core)
     assert found.dtype == np.float32
