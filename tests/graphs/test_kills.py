@@ -384,10 +384,10 @@ def test_groups_grow_with_fast_blocks_many_workers_and_what_is_left() -> None:
 
 
 def test_others_take_the_work_of_a_worker_that_is_five_times_slower(scene: Scene, check_whole: Check) -> None:
-    scene.set_pace(PACE / 2)
+    scene.set_pace(PACE)
     with local.start(order()) as cluster:
         fast, slow = processes(cluster)
-        scene.set_pace_of(slow, 2.5 * PACE)
+        scene.set_pace_of(slow, 5 * PACE)
         scene.run(cluster)
     # One queue for both would give it every sixth.
     assert 1 <= len(scene.blocks_of(slow)) <= len(scene.blocks_of(fast)) / 3

@@ -22,6 +22,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
@@ -112,12 +113,15 @@ def test_an_image_that_lacks_a_block_is_not_read(half_done: Scene, cluster: Runn
         seen = halotile.measurement(operator, half_done.source, **options)
         return Reconstruction(output=denoising.output, operators=(seen,))
 
+    made = halotile.measurement("blur", folder / "y.zarr", kernel=[[1.0]], noise_sigma=0.1)
+    simulated = Reconstruction(output=denoising.output, operators=(made,), reference=str(unfinished))
     makes: list[Callable[[], Job]] = [
         lambda: gaussian(unfinished, following),
         lambda: replace(denoising, input=replace(denoising.input, sides={"mask": str(unfinished)})),
         lambda: reconstruction("mask", mask=unfinished),
         lambda: reconstruction(Mask(mask=open_source(unfinished))),  # of a script
         lambda: reconstruction("blur", kernel=unfinished),
+        lambda: simulation_of(simulated, NoiseChoice(), overwrite=False),
     ]
     words = r"clean\.zarr is the output of a run that has 4 of 64 blocks left to do"
     for make in makes:

@@ -121,6 +121,8 @@ def test_measurements_are_those_of_operators_for_any_blocks(tmp_path: Path, clus
     assert same(one, other)
     blurred = Simulated(Blur(kernel=kernel(7)).forward(InMemory(image())), "gaussian", level=0.05, seed=5, operator=0)
     np.testing.assert_array_equal(one[0], read_all(blurred))
+    cropped = Simulated(InMemory(image()[11:71, 7:57]), "gaussian", level=0.01, seed=5, operator=2)
+    np.testing.assert_array_equal(one[2], read_all(cropped))
 
 
 @pytest.mark.cluster
@@ -405,6 +407,7 @@ def test_a_start_that_was_killed_can_be_repeated(folder: Path, step: str, monkey
 
 def test_an_output_or_a_plan_that_is_lost_costs_no_blocks(folder: Path) -> None:
     fill(simulation(folder, A, B), 4)
+    assert list(verify(folder / A).undone) == [4, 5, 6, 7], "those of the second follow those of the first"
     (folder / f"{A}.run/plan.json").write_text("x")
     assert claimed(simulation(folder, A, B, workers=4)) == 4
     shutil.rmtree(folder / B)
