@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import logging
 import multiprocessing
-import statistics
 import sys
 import tempfile
 import time
@@ -30,10 +29,9 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.security import Security
 
 from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, least_task_seconds
+from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream
 from halotile.storage.run_directory.journal import Journal
 from tests.benchmarks.denoising import do_nothing
-from tests.benchmarks.saturation import Cost, Machine, Simulation
 
 WORKERS = (10, 100, 500, 1000)
 GROUPS = (1, 64, 256)
@@ -182,36 +180,8 @@ def measure(
     return Measured(workers, blocks, scheduling / tasks, driver / tasks, fill, collect, first, tasks / seconds)
 
 
-def fitted(points: list[tuple[int, float]]) -> Cost:
-    """The line through what tasks of several sizes cost."""
-    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
-    return Cost(max(intercept, 0.0), max(slope, 0.0))
-
-
-def fit(rows: list[Measured], heartbeat: float) -> Machine:
-    """The machine that was measured."""
-    scheduler, driver = ([(row.blocks, getattr(row, name)) for row in rows] for name in ("scheduler", "driver"))
-    return Machine(fitted(scheduler), fitted(driver), heartbeat)
-
-
-def tell(machine: Machine, workers: int) -> None:
-    """Print where it saturates with so many workers, and how large their blocks must be."""
-    print(f"  {machine}")
-    seconds = max(1.0, least_task_seconds(workers))
-    busy = Simulation(machine, workers, 64, seconds).busy(100 * workers)
-    print(f"  simulated with tasks of {seconds:g} s in groups of 64: {busy:.3f} busy")
-    for blocks in (1, 4, 16, 64, 256):
-        rate = machine.tasks_per_second(blocks)
-        pixels = [machine.least_pixels(workers, blocks, speed * 1e6) for speed in (50, 200, 500)]
-        edges = ", ".join(f"{size**0.5:.0f}²" for size in pixels)
-        print(
-            f"  groups of {blocks}: {rate:.0f} tasks/s, {rate * blocks:.0f} blocks/s; the workers need tasks of "
-            f"{machine.least_task_seconds(workers, blocks):.2f} s, blocks of {edges} at 50, 200, 500 Mpixel/s"
-        )
-
-
 def main() -> None:
-    """Measure, fit the model, and tell what follows of it."""
+    """Measure with so many workers each; docs/design/011 has what follows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workers", nargs="*", type=int, default=WORKERS)
     for workers in parser.parse_args().workers:
@@ -219,11 +189,9 @@ def main() -> None:
             measure(client, scheduler, workers, 1, 4 * workers)  # everything is imported, every connection made
             heartbeat = idle_share(scheduler)
             print(f"{workers} workers; the idle scheduler takes {heartbeat:.3f} of a core", flush=True)
-            rows = []
             for blocks in GROUPS:
-                rows.append(measure(client, scheduler, workers, blocks, max(2000, 4 * workers), heartbeat))
-                print(f"  {rows[-1]}", flush=True)
-        tell(fit(rows, heartbeat), workers)
+                row = measure(client, scheduler, workers, blocks, max(2000, 4 * workers), heartbeat)
+                print(f"  {row}", flush=True)
 
 
 if __name__ == "__main__":
