@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,8 @@ from halotile.storage.grid import Region
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
 from halotile.tasks.operators.base import InMemory
 from tests.cases import all_of, in_folders, thorough
-from tests.faults import REPOSITORY, members, until
+from tests.faults import REPOSITORY
+from tests.graphs.sampling import killed
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
 Image = NDArray[Any]
@@ -226,20 +226,22 @@ def long_job(folder: Path, name: str) -> Denoising:
 @pytest.mark.cluster
 def test_a_killed_run_goes_on_with_the_lines_that_it_has_measured(tmp_path: Path, cluster: RunningCluster) -> None:
     wanted = run_inline(long_job(tmp_path, "whole.zarr"))
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    driver = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    given: dict[str, Any] = {
+        "env": os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    start = partial(subprocess.Popen, [sys.executable, "-c", KILLED, str(tmp_path)], **given)
     shards = tmp_path / "killed.zarr.run" / "state" / PHASE / "lines.zarr" / "c"
     journal = shards.parents[1] / f"journal.{PHASE}"
-    until(lambda: driver.poll() is not None or (journal.exists() and len(journal.read_bytes().splitlines()) > 1))
-    assert driver.poll() is None
-    for pid in members(driver.pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    driver.wait()
-    before = {(path, path.stat().st_mtime_ns) for path in shards.rglob("*") if path.is_file()}
+    killed(start, lambda: journal.exists() and len(journal.read_bytes().splitlines()) > 1)
+
+    def written() -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in shards.rglob("*") if path.is_file()}
+
+    before = written()
     run(make_plan(long_job(tmp_path, "killed.zarr")), cluster=cluster)
-    after = {(path, path.stat().st_mtime_ns) for path in shards.rglob("*") if path.is_file()}
-    assert len(after) == 5
+    assert len(after := written()) == 5
     assert before & after
     np.testing.assert_array_equal(read_zarr(tmp_path / "killed.zarr"), wanted)
 

@@ -428,7 +428,8 @@ def test_constants_stay_and_point_estimates_have_no_deviations() -> None:
 
 
 def test_ways_of_computing_give_the_same_samples_but_for_rounding() -> None:
-    exact: Any = {"iterations": 1, "sampling": {"tol": 1e-9, "steps": 400}, "minimizing": {"tol": 1e-8, "steps": 40}}
+    exact: Any = {"sampling": {"tol": 1e-9, "steps": 400}, "minimizing": {"tol": 1e-8, "steps": 40}}
+    exact |= {"iterations": 1, "samples": 2}
     expected, ways = last(**exact), ({"vmap": False}, {"recompute": True}, {"chunk": 2})
     for given in ways:
         for one, other in zip(last(**exact, **given).samples, expected.samples, strict=True):
