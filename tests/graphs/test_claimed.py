@@ -89,6 +89,7 @@ def test_a_changed_output_ends_no_run(scene: Scene, cluster: RunningCluster, che
         scene.run(cluster, observer=after(8, scene, change))
     assert scene.status()["state"] == "failed"
     assert scene.output.exists() == (name not in ("moved", "removed")), "nobody makes it again"
+    assert kind is Refused or len(scene.journalled()) < BLOCKS, "what is damaged is to be done again"
     scene.set_pace(0)
     aside = scene.folder / "elsewhere"
     if aside.exists():
