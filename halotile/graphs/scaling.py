@@ -368,7 +368,7 @@ def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Pl
     plan = make_plan(replace(job, run=replace(job.run, workers=most)) if most else job, fresh=True, report=report)
     if plan.run.count < most:
         raise ConfigError(
-            f"--workers asks for {most}, and this job gets {plan.run.count}: {plan.computing.requested.why}. Write --workers {plan.run.count}."
+            f"--workers asks for {most}, and this job gets {plan.run.count}: {plan.placement.requested.why}. Write --workers {plan.run.count}."
         )
     if strays := [output for output in plan.outputs if folder not in Path(str(output.path)).parents]:
         raise ConfigError(
@@ -392,7 +392,7 @@ def _with_workers(plan: Plan, workers: int) -> Plan:
     choice, job = plan.cluster, replace(plan.job, run=replace(plan.run, workers=workers))
     if cluster_kind_of(choice).traits.has_worker_per_gpu:
         choice = replace(choice, gpus=choice.gpus[:workers] if isinstance(choice.gpus, tuple) else workers)
-    return replace(plan, computing=replace(plan.computing, job=job, cluster=choice))
+    return replace(plan, placement=replace(plan.placement, job=job, cluster=choice))
 
 
 def _notes(plan: Plan, blocks: int | None) -> Iterator[str]:

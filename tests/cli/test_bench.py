@@ -229,8 +229,8 @@ def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(("gpus", "fewer"), [((2, 3), (2,)), ("all", 1), (4, 1)])
 def test_fewer_workers_on_gpus_are_fewer_gpus(folder: Path, gpus: Any, fewer: Any) -> None:
     plan = make_plan(load_job(Path("job.yaml")))
-    computing = replace(plan.computing, cluster=Cluster(kind="local-cuda", gpus=gpus))
-    plan = replace(plan, computing=computing)
+    placement = replace(plan.placement, cluster=Cluster(kind="local-cuda", gpus=gpus))
+    plan = replace(plan, placement=placement)
     one = scaling._with_workers(plan, 1)
     assert (one.run.count, one.cluster.gpus) == (1, fewer)
 

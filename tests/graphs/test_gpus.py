@@ -311,7 +311,7 @@ def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: Patch, tmp_
     plain = plan_of(tmp_path, cluster=Cluster(kind="local"))
     on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"))
     assert on_cards.run.workers == 2
-    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, "they share its memory"
+    assert on_cards.placement.machine_bytes == plain.placement.machine_bytes is not None, "they share its memory"
     on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task
     assert (on_cpu.device, on_gpu.device, on_gpu.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint

@@ -28,7 +28,7 @@ from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank
 from halotile.graphs.torch_script import run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.common.layers import BlindUNet
-from halotile.tasks.groups.group import SharedMemory, TorchGroup, talking
+from halotile.tasks.groups.group import SharedMemory, TorchGroup, peer_errors
 from halotile.tasks.groups.opening import Rendezvous
 from tests.benchmarks.unets import PlainUNet
 from tests.cases import thorough
@@ -445,5 +445,5 @@ def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(
 
 
 def test_a_peer_that_does_not_connect_is_lost() -> None:
-    with pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"), talking("meeting"):
+    with pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"), peer_errors("meeting"):
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:12] Connect timeout [127.0.0.1]:1234")

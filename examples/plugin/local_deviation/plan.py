@@ -18,7 +18,7 @@ from halotile.graphs.plans.choices import check_paths
 from halotile.graphs.plans.cutting import Geometry, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import Begun, Planned, compute_on
+from halotile.graphs.plans.plan import OutputState, Planned, place_job
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
@@ -35,18 +35,18 @@ HELD = 8
 """Images of a block, in double precision, that a worker holds at once: an estimate."""
 
 
-def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
+def plan(job: LocalDeviation, state: OutputState, request: PlanRequest) -> Planned:
     """Decide the sizes of a job."""
-    computing = compute_on(job, None)
+    placement = place_job(job, None)
     source = open_source(job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes)
     if len(source.shape) != 2:
         raise InputError(f"input.path is {job.input.path}, of {len(source.shape)} axes. Give an image of two.")
     halved = tuple(-(-n // 2) for n in source.shape)
-    blocks = begun.previous["identity"]["blocks"] if begun.previous else (None, None)
+    blocks = state.previous["identity"]["blocks"] if state.previous else (None, None)
     deviation, overview = (
-        _output(path, key, computing.job, source, shape, earlier)
+        _output(path, key, placement.job, source, shape, earlier)
         for path, key, shape, earlier in zip(
-            (begun.output, Path(os.path.abspath(job.overview))),
+            (state.output, Path(os.path.abspath(job.overview))),
             ("output.path", "overview"),
             (source.shape, halved),
             blocks,
@@ -66,7 +66,7 @@ def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
     pixels = 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
     parts = {PROCESS: IMPORTS_BYTES, "its pixels": pixels}
     return Planned(
-        computing=computing,
+        placement=placement,
         work=work,
         sources=(source,),
         identity=identity,
@@ -115,8 +115,8 @@ class DeviationWork(Work):
     def scratch(self) -> Vectors:
         """The squares, stored between two passes."""
         layout = Layout.from_json(self.deviation.layout.to_json() | {"dtype": "float64"})
-        state = RunDirectory.beside(self.deviation.path).state_path
-        return Vectors(state / "squares", layout, {"squares": 1})
+        folder = RunDirectory.beside(self.deviation.path).state_path
+        return Vectors(folder / "squares", layout, {"squares": 1})
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         """Yield the three passes."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from halotile.graphs.plans.plan import Begun, Planned
+    from halotile.graphs.plans.plan import OutputState, Planned
     from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
@@ -141,10 +141,10 @@ class JobKind:
     steps: Steps | None = None  # its steps, where it iterates
     revision: Revision | None = None  # part that may change while a run is not finished
 
-    def make_plan(self, job: Any, begun: Begun, request: PlanRequest) -> Planned:
+    def make_plan(self, job: Any, state: OutputState, request: PlanRequest) -> Planned:
         """Plan a job of this kind; imports its planner."""
         module, _, function = self.plan.partition(":")
-        planned: Planned = getattr(importlib.import_module(module), function)(job, begun, request)
+        planned: Planned = getattr(importlib.import_module(module), function)(job, state, request)
         return planned
 
 

@@ -94,7 +94,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Computing(Generic[J]):
+class Placement(Generic[J]):
     """Workers and device of a job."""
 
     job: J  # job with its number of workers decided
@@ -117,7 +117,7 @@ class Planned:
 
     # job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves
     # that open
-    computing: Computing[Any]
+    placement: Placement[Any]
     work: Work  # its outputs and passes
     identity: dict[str, Any]  # everything that can change a bit of an output
     needs: tuple[Need, ...]  # memory of a worker in each kind of task
@@ -139,12 +139,12 @@ class Planned:
     @property
     def job(self) -> Any:
         """The job with its number of workers decided."""
-        return self.computing.job
+        return self.placement.job
 
     @property
     def cluster(self) -> Cluster:
         """Cluster of the workers."""
-        return self.computing.cluster
+        return self.placement.cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class Plan(Planned):
             if need.total_bytes > allowed:
                 raise MemoryRefused(f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}")
         check_allocation(self.run, self.cluster)
-        needed, machine, workers = largest.total_bytes, self.computing.machine_bytes, self.run.count
+        needed, machine, workers = largest.total_bytes, self.placement.machine_bytes, self.run.count
         if machine is not None and needed > share_bytes(machine, workers):
             fit = workers_that_fit(machine, needed)
             raise MemoryRefused(
@@ -292,7 +292,7 @@ class Plan(Planned):
             "inodes": self.inodes,
             "free_inodes": free_inodes(existing_parent(self.run_directory)),
             "workers": self.run.count,
-            "workers_from": self.computing.requested.why,
+            "workers_from": self.placement.requested.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
@@ -364,8 +364,8 @@ def make_plan(
         )
     request = PlanRequest(fresh, same_input, probe, makes_folder, report)
     kind.check_places(job)
-    begun = begin(job, request)
-    plan = _finish(kind.make_plan(job, begun, request), begun, request)
+    state = inspect_output(job, request)
+    plan = _finish(kind.make_plan(job, state, request), state, request)
     _check_apart(plan)
     _check_puts(plan)
     if refuse:
@@ -373,21 +373,21 @@ def make_plan(
     return plan
 
 
-def _finish(planned: Planned, begun: Begun, request: PlanRequest) -> Plan:
+def _finish(planned: Planned, state: OutputState, request: PlanRequest) -> Plan:
     """Add what all plans have."""
-    job, computing = planned.job, planned.computing
-    identity, earlier = relate(job, planned.identity, begun, request)
+    job, placement = planned.job, planned.placement
+    identity, earlier = compare_with_earlier(job, planned.identity, state, request)
     if earlier.differs and planned.discards_others:
         earlier = replace(earlier, is_discarded=True)
     notes = (
         *planned.notes,
         *(planned.notes_of_resumed() if earlier.resumes else ()),
-        *computing.ignored,
-        *note_of_cluster(job, computing.cluster, computing.device),
+        *placement.ignored,
+        *note_of_cluster(job, placement.cluster, placement.device),
     )
     own = vars(planned) | {"identity": identity, "notes": notes}
-    documents = documents_of(job, computing.requested, planned.given, planned.decided)
-    free = shutil.disk_usage(existing_parent(begun.directory.path)).free
+    documents = documents_of(job, placement.requested, planned.given, planned.decided)
+    free = shutil.disk_usage(existing_parent(state.directory.path)).free
     return Plan(**own, documents=documents, earlier=earlier, free_disk_bytes=free)
 
 
@@ -417,7 +417,7 @@ def _check_puts(plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Begun:
+class OutputState:
     """The first output of a job, and the plan that an earlier run left there."""
 
     output: OutputPath  # its absolute path, or its place in a store
@@ -426,7 +426,7 @@ class Begun:
     other_kind: str | None = None  # kind of an earlier run of another job
 
 
-def begin(job: Job, request: PlanRequest) -> Begun:
+def inspect_output(job: Job, request: PlanRequest) -> OutputState:
     """Inspect the output path of a job."""
     check_dots(job.place)
     output = full_path(job.place)
@@ -434,10 +434,10 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     directory = RunDirectory.beside(output)
     previous = None if request.fresh else directory.read_valid_plan()
     kind = (previous or {}).get("job", job.kind)
-    return Begun(output, directory, previous) if kind == job.kind else Begun(output, directory, None, kind)
+    return OutputState(output, directory, previous) if kind == job.kind else OutputState(output, directory, None, kind)
 
 
-def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Computing[J]:
+def place_job(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Placement[J]:
     """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU, unless it trains a network."""
     precision_requested = job.run.precision
     if denoiser is None:
@@ -453,37 +453,39 @@ def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Co
     cluster = cluster_for(job.cluster, device)
     job, requested = with_workers(job, cluster, device)
     machine = machine_bytes() if is_here(cluster) else None
-    return Computing(job, requested, cluster, device, precision, notes, machine)
+    return Placement(job, requested, cluster, device, precision, notes, machine)
 
 
-def compute_ranks_on(job: J, slots: int) -> Computing[J]:
+def place_ranks(job: J, slots: int) -> Placement[J]:
     """Decide workers and device of a program of ranks: no more than a batch has slots, and one where they would share a GPU."""
-    computing = compute_on(job, None, trains=True)
+    placement = place_job(job, None, trains=True)
     most, why = slots, "one for each of the slots"
-    job, cluster = computing.job, computing.cluster
-    if computing.on_gpu and is_here(cluster) and not cluster_kind_of(cluster).traits.has_worker_per_gpu:
+    job, cluster = placement.job, placement.cluster
+    if placement.on_gpu and is_here(cluster) and not cluster_kind_of(cluster).traits.has_worker_per_gpu:
         most, why = 1, "one for the GPU"
-        if computing.requested.workers != AUTO and job.run.count > 1:
+        if placement.requested.workers != AUTO and job.run.count > 1:
             raise ConfigError(
                 f"run.workers is {job.run.count}, and workers of this job cannot share a GPU. Write cluster: {{kind: local-cuda}} "
                 "for a worker on each GPU, or run.workers: 1."
             )
     if job.run.count <= most:
-        return computing
-    requested = computing.requested._replace(why=why)
-    return replace(computing, job=replace(job, run=replace(job.run, workers=most)), requested=requested)
+        return placement
+    requested = placement.requested._replace(why=why)
+    return replace(placement, job=replace(job, run=replace(job.run, workers=most)), requested=requested)
 
 
-def relate(job: Job, identity: dict[str, Any], begun: Begun, request: PlanRequest) -> tuple[dict[str, Any], Earlier]:
+def compare_with_earlier(
+    job: Job, identity: dict[str, Any], state: OutputState, request: PlanRequest
+) -> tuple[dict[str, Any], Earlier]:
     """Return the identity of a job, and its relation to the run that exists at its output.
 
     Where the input was accepted as the same image as that of the earlier run, the identity describes it as
     that run did.
     """
     identity = as_stored(identity)
-    if begun.other_kind is not None:
-        return identity, Earlier(differs=(f"job was {begun.other_kind}, is {job.kind}",))
-    previous = begun.previous
+    if state.other_kind is not None:
+        return identity, Earlier(differs=(f"job was {state.other_kind}, is {job.kind}",))
+    previous = state.previous
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)
     kind = kind_of(job)
@@ -496,5 +498,5 @@ def relate(job: Job, identity: dict[str, Any], begun: Begun, request: PlanReques
             same_inputs = [*same_inputs, images]
         if images in same_inputs:
             identity = identity | images_before
-    differs = tuple(differences_of_runs(kind, begun.directory, before, identity))
+    differs = tuple(differences_of_runs(kind, state.directory, before, identity))
     return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)

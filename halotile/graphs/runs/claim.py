@@ -33,12 +33,18 @@ from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
 from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason, restore_metadata
 
-HOW = ("version", "run", "cluster", "allow_import", "import_folder")  # parts of every job that do not affect its result
+EXECUTION_KEYS = (
+    "version",
+    "run",
+    "cluster",
+    "allow_import",
+    "import_folder",
+)  # parts of every job that do not affect its result
 ORPHAN_SECONDS = 60.0  # time that workers of a killed driver have to end before a new driver may write
 
 
 @dataclass(frozen=True)
-class WantedOutput:
+class RequestedOutput:
     """One output that a plan wants to write, with the run directory beside it.
 
     The directory of the first output keeps the run; those of others keep their journals, and point to it.
@@ -101,16 +107,16 @@ def journal_fingerprint(fingerprint: str, place: int) -> str:
     return f"{fingerprint}-{place}" if place else fingerprint
 
 
-def wanted_by(plan: Plan) -> tuple[WantedOutput, ...]:
+def requested_by(plan: Plan) -> tuple[RequestedOutput, ...]:
     first = RunDirectory(plan.run_directory)
-    return tuple(WantedOutput(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
+    return tuple(RequestedOutput(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
 
 @refusing_silence()
 def check_outputs(plan: Plan) -> None:
     """Refuse outputs that this job may not create or replace, and those that contain files that the job reads."""
     read = [*plan.files, *(path_of(source.path) for source in plan.sources)]
-    for wanted in wanted_by(plan):
+    for wanted in requested_by(plan):
         if wanted.claim:
             wanted.claim.check(may_replace=wanted.may_replace_claim)
         if wanted.directory.claims_output() and wanted.is_of_this_run and not plan.fresh:
@@ -123,7 +129,7 @@ def check_outputs(plan: Plan) -> None:
             )
 
 
-def check_replaceable(wanted: WantedOutput) -> None:
+def check_replaceable(wanted: RequestedOutput) -> None:
     """Refuse a place where no output can be made, and to discard a result or data of other jobs without permission."""
     output, is_claimed = wanted.output, wanted.directory.claims_output()
     is_own = is_claimed and _is_own(wanted)
@@ -152,7 +158,7 @@ def check_replaceable(wanted: WantedOutput) -> None:
         )
 
 
-def _existing_layout(wanted: WantedOutput) -> AnyLayout:
+def _existing_layout(wanted: RequestedOutput) -> AnyLayout:
     """Return the layout that the run there wrote, whose sizes may have been decided differently."""
     if written := _existing_output(wanted):
         return written[0]
@@ -166,14 +172,14 @@ def _existing_layout(wanted: WantedOutput) -> AnyLayout:
     return layout
 
 
-def _existing_output(wanted: WantedOutput) -> tuple[AnyLayout, Grid] | None:
+def _existing_output(wanted: RequestedOutput) -> tuple[AnyLayout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
     stored_plan, number = wanted.first.read_valid_plan(), wanted.plan.outputs.index(wanted.output)
     written = written_of(stored_plan) if stored_plan else []
     return written[number] if number < len(written) else None
 
 
-def check_pixels(wanted: WantedOutput) -> None:
+def check_pixels(wanted: RequestedOutput) -> None:
     """Refuse to discard another result that replaced the run's own."""
     stored_plan, written = wanted.first.read_valid_plan(), _existing_output(wanted)
     if wanted.output.overwrite or stored_plan is None or written is None:
@@ -192,7 +198,7 @@ def check_pixels(wanted: WantedOutput) -> None:
         raise OutputRefused(f"{wanted.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 
-def _is_own(wanted: WantedOutput) -> bool:
+def _is_own(wanted: RequestedOutput) -> bool:
     """Return True where the run there had the same job as this one, apart from how it is computed."""
     plan = wanted.plan
     if not wanted.is_of_this_run:
@@ -204,7 +210,7 @@ def _is_own(wanted: WantedOutput) -> bool:
 
 def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a job that define its result, as JSON has them."""
-    how = {*HOW, *plan.kind.how}
+    how = {*EXECUTION_KEYS, *plan.kind.how}
     parts = {key: value for key, value in job.items() if key not in how}
     if isinstance(output := parts.get("output"), Mapping):
         parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
@@ -214,7 +220,7 @@ def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_start_over(plan: Plan) -> str:
     """Return the option with which a run starts over."""
-    own = any(output.overwrite for output in plan.outputs) or _is_own(wanted_by(plan)[0])
+    own = any(output.overwrite for output in plan.outputs) or _is_own(requested_by(plan)[0])
     return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"
 
 
@@ -225,7 +231,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     ``plan``: outputs to claim; ``signals``: signals that end the wait for an output early; by default none.
     """
     signals = signals or Signals()
-    outputs = wanted_by(plan)
+    outputs = requested_by(plan)
     # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
     # cannot start.
     check_outputs(plan)
@@ -273,7 +279,7 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 def look(plan: Plan) -> int:
     """Return the number of blocks of this plan that an earlier run has done; nothing is changed."""
     check_outputs(plan)
-    outputs = wanted_by(plan)
+    outputs = requested_by(plan)
     for wanted in outputs:
         wanted.directory.check_place()
         wanted.directory.check_free()
@@ -281,7 +287,7 @@ def look(plan: Plan) -> int:
 
 
 @refusing_silence()
-def _open(outputs: tuple[WantedOutput, ...]) -> list[Journal]:
+def _open(outputs: tuple[RequestedOutput, ...]) -> list[Journal]:
     first = outputs[0].directory
     first.clear_stop()
     BatchFiles(first).clear_end()
@@ -294,14 +300,14 @@ def _open(outputs: tuple[WantedOutput, ...]) -> list[Journal]:
     return [_journal_of(wanted) for wanted in outputs]
 
 
-def _journal_of(wanted: WantedOutput) -> Journal:
+def _journal_of(wanted: RequestedOutput) -> Journal:
     path, owner, total = wanted.directory.journal_path, wanted.fingerprint, len(wanted.output.grid)
     if wanted.plan.kind.revision and not Journal.open_any(path).done:  # its job may have been changed
         Journal.create(path, owner, total).close()
     return Journal.open(path, owner, total)
 
 
-def _done_before(outputs: tuple[WantedOutput, ...]) -> int | None:
+def _done_before(outputs: tuple[RequestedOutput, ...]) -> int | None:
     """Return the number of blocks done where the directories hold this very job, with its outputs as they were left."""
     plan, first = outputs[0].plan, outputs[0].directory
     if plan.fresh:
@@ -333,7 +339,7 @@ def _done_before(outputs: tuple[WantedOutput, ...]) -> int | None:
     return done
 
 
-def _check_nothing_done(wanted: WantedOutput, done: int) -> None:
+def _check_nothing_done(wanted: RequestedOutput, done: int) -> None:
     """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back."""
     if done or wanted.first.state_path.exists():
         work_done = f"{counted(done, 'block')} of it" if done else "intermediate results"
@@ -344,7 +350,7 @@ def _check_nothing_done(wanted: WantedOutput, done: int) -> None:
         )
 
 
-def _is_own_journal(wanted: WantedOutput, journal: Journal) -> bool:
+def _is_own_journal(wanted: RequestedOutput, journal: Journal) -> bool:
     """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner."""
     directory = wanted.directory
     if not journal.done:
@@ -417,7 +423,7 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         )
 
 
-def _start_over(outputs: tuple[WantedOutput, ...]) -> None:
+def _start_over(outputs: tuple[RequestedOutput, ...]) -> None:
     """Create empty outputs and empty journals.
 
     The job is written first: it claims the output, so that a run interrupted in here may begin again. The plan

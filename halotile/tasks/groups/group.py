@@ -234,7 +234,7 @@ OPERATIONS = ("sum", "mean", "min", "max", "product")
 
 
 @contextmanager
-def talking(action: str) -> Iterator[None]:
+def peer_errors(action: str) -> Iterator[None]:
     """Turn errors of torch about ranks that ended or do not answer into :class:`PeerLost`."""
     try:
         yield
@@ -314,7 +314,7 @@ class TorchGroup:
 
         name = "SUM" if op == "mean" else op.upper()
         total = x.contiguous().clone()
-        with talking(f"all_reduce of a tensor of shape {list(x.shape)}"):
+        with peer_errors(f"all_reduce of a tensor of shape {list(x.shape)}"):
             dist.all_reduce(total, getattr(dist.ReduceOp, name), group=self.process_group)
         return total / self.world_size if op == "mean" else total
 
@@ -406,7 +406,7 @@ class TorchGroup:
             dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank) for rank in others if sizes[rank]
         ]
         if calls:
-            with talking(f"exchange of {sum(map(len, parts))} numbers"):
+            with peer_errors(f"exchange of {sum(map(len, parts))} numbers"):
                 for call in dist.batch_isend_irecv(calls):
                     call.wait()
         return received
@@ -418,7 +418,7 @@ class TorchGroup:
             return x
 
         copy = x.contiguous().clone()
-        with talking(f"broadcast of a tensor of shape {list(x.shape)}"):
+        with peer_errors(f"broadcast of a tensor of shape {list(x.shape)}"):
             if x.device.type == "cpu":  # gloo takes fewer bytes than a rank waits for, and dies of more
                 label = bytearray(f"{x.dtype} {x.numel()}".ljust(LABEL_BYTES).encode())
                 own = torch.frombuffer(label, dtype=torch.uint8)
@@ -446,7 +446,7 @@ class TorchGroup:
         patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         options = dist.BarrierOptions()
         options.timeout = patience
-        with talking("barrier"):
+        with peer_errors("barrier"):
             if self.backend == "gloo":
                 (self.process_group or dist.group.WORLD).barrier(options).wait()
             else:
@@ -502,7 +502,7 @@ class TorchGroup:
         ranks = [dist.get_global_rank(whole, first + step * stride) for step in range(length)]
         patience = timedelta(seconds=self.timeout_seconds)
         options = gloo_options(self.host, self.timeout_seconds) if self.backend == "gloo" else None
-        with talking(f"connecting ranks {ranks}"):
+        with peer_errors(f"connecting ranks {ranks}"):
             made = dist.new_group(ranks, patience, self.backend, options, use_local_synchronization=True)
         return replace(self, rank=own, world_size=length, process_group=made, shared=None)
 

@@ -13,7 +13,7 @@ import psutil
 
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import choose_device
-from halotile.tasks.groups.group import TorchGroup, gloo_options, shared_by, talking
+from halotile.tasks.groups.group import TorchGroup, gloo_options, peer_errors, shared_by
 from halotile.tasks.lazy import dist, torch
 
 OWN_RANK = "HALOTILE_RANK"
@@ -176,7 +176,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         raise ConfigError(
             "this process has a process group of torch already. End it first: torch.distributed.destroy_process_group()."
         )
-    with talking(f"waiting for {place.world_size} ranks"):
+    with peer_errors(f"waiting for {place.world_size} ranks"):
         _connect(place, backend)
     shared = None
     try:
@@ -220,7 +220,7 @@ def _beside(group: TorchGroup) -> TorchGroup:
     """The same ranks, connected by gloo."""
     patience = timedelta(seconds=group.timeout_seconds)
     options = gloo_options(group.host, group.timeout_seconds)
-    with talking(f"connecting {group.world_size} ranks"):
+    with peer_errors(f"connecting {group.world_size} ranks"):
         made = dist.new_group(timeout=patience, backend="gloo", pg_options=options)
     return replace(group, backend="gloo", process_group=made)
 

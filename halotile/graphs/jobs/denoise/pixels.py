@@ -17,7 +17,7 @@ from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.kinds.sections import Tile, stem
 from halotile.graphs.plans.cutting import Halo, resolve_halo
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.plans.plan import Begun
+from halotile.graphs.plans.plan import OutputState
 from halotile.graphs.rules.values import apply_rules
 from halotile.graphs.words import dotted
 from halotile.storage.arrays import Source
@@ -181,18 +181,18 @@ TAILS = (0.1, 99.9)  # percentiles that are shown as black and white
 MOST_UNNAMED = len(MANY)
 
 
-def display_channels(image: JobImage, begun: Begun) -> Channels:
+def display_channels(image: JobImage, state: OutputState) -> Channels:
     """Return the channels as the ``omero`` metadata of OME-Zarr have them; none of many that the file does not describe.
 
     The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with. The name of the output is
     that of the only channel where the file has none.
     """
     source, pixels = image.original, image.holed.view(image.original, image.sides.get("mask"), image.roles)
-    if begun.previous:
-        kept = begun.previous["outputs"][0]["layout"].get("omero")
+    if state.previous:
+        kept = state.previous["outputs"][0]["layout"].get("omero")
         return tuple(kept["channels"]) if kept else ()
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
-    described = source.channels or _unnamed(source, count, begun)
+    described = source.channels or _unnamed(source, count, state)
     if len(described) != count or (source.ome and source.ome.omero):
         return ()
     colours = shown_colours(described)
@@ -207,10 +207,10 @@ def display_channels(image: JobImage, begun: Begun) -> Channels:
     )
 
 
-def _unnamed(source: Source, count: int, begun: Begun) -> Channels:
+def _unnamed(source: Source, count: int, state: OutputState) -> Channels:
     """Return a description of channels that the file does not describe: the name of the output for one, colours as viewers choose them for several."""
     if count == 1:
-        return ({"label": stem(str(begun.output))},)
+        return ({"label": stem(str(state.output))},)
     if count > MOST_UNNAMED or choose_planes(source, {}, None).colour:
         return ()
     return ({},) * count

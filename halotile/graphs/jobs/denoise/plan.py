@@ -51,7 +51,7 @@ from halotile.graphs.plans.choices import check_decoding, check_paths, describe_
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
-from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
+from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.waiting import report_if_slow
@@ -66,44 +66,44 @@ from halotile.tasks.trials.provenance import seals_of
 from halotile.tasks.trials.trial import choose_samples
 
 
-def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planned:
+def plan_denoising(job: Denoising, state: OutputState, request: PlanRequest) -> Planned:
     """Decide every size of a denoising job."""
-    image, computing, channels = _open(job, begun)
+    image, placement, channels = _open(job, state)
     parts = []
     for place, each in enumerate(channels):
         with naming(each.title):
-            parts.append(_part(each, image, previous_of(begun.previous, place), request))
+            parts.append(_part(each, image, previous_of(state.previous, place), request))
     # Noise that is estimated for some channels is not that of the others.
     known = (part.photons for part in parts if part.photons and (part.photons.is_given or len(parts) == 1))
     defects = choose_defects(image, next((each.noise for each in known), None))
     check_decoding(defects.sources, job.run)
     check_marked(image, defects.sources)
-    return _planned(*_settle(_size(image, parts, defects, computing, begun), request))
+    return _planned(*_settle(_size(image, parts, defects, placement, state), request))
 
 
-def _open(job: Denoising, begun: Begun) -> tuple[JobImage, Computing[Denoising], list[ChannelGroup]]:
+def _open(job: Denoising, state: OutputState) -> tuple[JobImage, Placement[Denoising], list[ChannelGroup]]:
     """Open the images of a job; return its device as well, and the denoisers of its channels."""
     original = open_input(job)
-    check_paths(original.path, begun.output)
-    computing, images, channels, wanted = [], [], [], job
+    check_paths(original.path, state.output)
+    placement, images, channels, wanted = [], [], [], job
     for each in channels_of(job, original):
         expect_trial(each.given)
         with naming(each.title):
-            computing.append(compute_on(job, each.given))
+            placement.append(place_job(job, each.given))
             image, denoiser = assign_axes(wanted, each.given, original)
         images.append(image)
         channels.append(replace(each, denoiser=denoiser))
         # The main denoiser, which is the first, decides on the axes.
         roles = images[0].roles
         wanted = replace(job, tile=replace(job.tile, axes="".join(roles.axes[i] for i in roles.spatial)))
-    check_alike([(each.device, each.precision) for each in computing], channels)
-    job = computing[0].job
-    image = replace(images[0], job=job, previous=begun.previous)
+    check_alike([(each.device, each.precision) for each in placement], channels)
+    job = placement[0].job
+    image = replace(images[0], job=job, previous=state.previous)
     names = {name for each in channels for name in each.given.side_inputs}
     image = replace(image, sides=open_sides(image, channels[0].given, names))
     check_decoding([original, *image.sides.values()], job.run)
     image = replace(image, holed=choose_holes(image))
-    return replace(image, striped=choose_stripes(image)), computing[0], channels
+    return replace(image, striped=choose_stripes(image)), placement[0], channels
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class _Sized:
     image: JobImage
     parts: Sequence[_Part]
     defects: ChosenDefects
-    computing: Computing[Denoising]
-    begun: Begun  # output
+    placement: Placement[Denoising]
+    state: OutputState  # output
     job: Denoising  # with no more workers than there are blocks
     geometry: cutting.Geometry
     layout: Layout
@@ -199,7 +199,7 @@ class _Sized:
     def _task_of(self, part: _Part, block: tuple[int, ...], size: Size) -> DenoiseTask:
         """Return the task of a part with these sizes."""
         image, denoiser, halo, geometry = self.image, part.denoiser, part.halo, self.geometry
-        tile, roles, computing = self.job.tile, image.roles, self.computing
+        tile, roles, placement = self.job.tile, image.roles, self.placement
         depth = max(map(max, halo.depth))
         tiling = cutting.tiling_of(tile, denoiser, halo, geometry, size, block, image.corrected.dtype)
         further = image.holed.halo(denoiser, depth, geometry.dims)
@@ -208,21 +208,21 @@ class _Sized:
         return DenoiseTask(
             source=image.corrected,
             sides=part.sides,
-            writer=ShardWriter(self.begun.output, self.layout.in_levels(written.stop, self.job.output.levels)),
+            writer=ShardWriter(self.state.output, self.layout.in_levels(written.stop, self.job.output.levels)),
             grid=cutting.grid_of(geometry, halo, block, tiling, further=further),
             rim=cutting.rim_of(tile, denoiser, roles),
             roles=roles,
             denoiser=denoiser,
             tiling=replace(tiling, range=None if part.photons else part.values),
             channels_out=denoiser.channels[1],
-            device=computing.device,
-            precision=computing.precision,
+            device=placement.device,
+            precision=placement.precision,
             on_nan=self.job.run.on_nan,
             holes=image.holed.holes,
             defects=self.defects.defects,
-            overlap=computing.on_gpu or cutting.overlap_pays(self.job.run),
-            channels_last=convolves and gpu_trials.channels_last_of(tile, computing.device, computing.precision),
-            io_threads=io_threads_for(self.job.run, computing.cluster, computing.device),
+            overlap=placement.on_gpu or cutting.overlap_pays(self.job.run),
+            channels_last=convolves and gpu_trials.channels_last_of(tile, placement.device, placement.precision),
+            io_threads=io_threads_for(self.job.run, placement.cluster, placement.device),
             seals=part.seals,
         )
 
@@ -246,10 +246,10 @@ class _Sized:
 
         A resumed run keeps its super-block.
         """
-        job, geometry, computing, previous = self.job, self.geometry, self.computing, self.begun.previous
-        allowed, depth = cutting.allowed_bytes(job.run, computing.machine_bytes), self.parts[self.deepest].halo.depth
+        job, geometry, placement, previous = self.job, self.geometry, self.placement, self.state.previous
+        allowed, depth = cutting.allowed_bytes(job.run, placement.machine_bytes), self.parts[self.deepest].halo.depth
         earlier = previous["identity"]["block"] if previous else None
-        given, on_gpu = job.tile.block, computing.on_gpu
+        given, on_gpu = job.tile.block, placement.on_gpu
         candidates = cutting.blocks_for(geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu)
         for size, block in itertools.product(cutting.candidate_tiles(geometry, job.tile.size, depth), candidates):
             task, needed = self.task_of(block, size, tuned)
@@ -266,25 +266,25 @@ class _Sized:
 
 
 def _size(
-    image: JobImage, parts: Sequence[_Part], defects: ChosenDefects, computing: Computing[Denoising], begun: Begun
+    image: JobImage, parts: Sequence[_Part], defects: ChosenDefects, placement: Placement[Denoising], state: OutputState
 ) -> _Sized:
     """Decide on the layout of the output."""
     align = math.lcm(*(part.halo.align for part in parts))
     geometry = geometry_of(image.source, parts[0].denoiser, image.roles, align)
     dtype = max((part.written.dtype for part in parts), key="float32".__eq__)
-    layout = layout_of(image, geometry, dtype, pixels.display_channels(image, begun))
+    layout = layout_of(image, geometry, dtype, pixels.display_channels(image, state))
     unit = cutting.block_unit(geometry, layout.shard)
-    job, requested = no_more_than(image.job, computing.requested, geometry.shape, unit)
-    computing = replace(computing, job=job, requested=requested)
-    return _Sized(image, parts, defects, computing, begun, job, geometry, layout, unit)
+    job, requested = no_more_than(image.job, placement.requested, geometry.shape, unit)
+    placement = replace(placement, job=job, requested=requested)
+    return _Sized(image, parts, defects, placement, state, job, geometry, layout, unit)
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask, Footprint, gpu_trials.ChosenTiles]:
     """Decide on blocks and tiles; return the work on a block, its memory needs, and the tiles with a trial of the GPU."""
-    job, previous, computing = sized.job, sized.begun.previous, sized.computing
+    job, previous, placement = sized.job, sized.state.previous, sized.placement
 
     def choose(known: Tuned | None) -> tuple[AnyDenoiseTask, Footprint]:
-        cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
+        cuts = (sized, *(() if placement.on_gpu or previous else sized.in_larger_shards()))
         chosen = [cut.in_memory(known) for cut in cuts]
         # What does not fit is refused by Plan.check_fits.
         fitting = [(task, needed) for task, needed, fits in chosen if fits] or [chosen[0][:2]]
@@ -304,9 +304,9 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
 
     def fits(chosen: tuple[AnyDenoiseTask, Footprint], tiles: gpu_trials.ChosenTiles) -> bool:
         needed = settled(chosen, tiles)[1]
-        return sum(needed.values()) <= cutting.allowed_bytes(job.run, computing.machine_bytes)
+        return sum(needed.values()) <= cutting.allowed_bytes(job.run, placement.machine_bytes)
 
-    is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
+    is_free = placement.on_gpu and job.tile.block == "auto" and previous is None
     chosen, tiles = gpu_trials.chosen_with_tiles(choose, settle, fits, is_free=is_free)
     assert tiles is not None
     task, needed = settled(chosen, tiles)
@@ -318,12 +318,12 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
 
 def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: gpu_trials.ChosenTiles) -> Planned:
     image, job, identity = sized.image, sized.job, _identity(sized, task)
-    task = task.changed(partial(gpu_trials.as_it_went, previous=image.previous))
+    task = task.changed(partial(gpu_trials.with_reduced_batch, previous=image.previous))
     deepest, layout, given = task.parts[sized.deepest], task.parts[0].writer.layout, job.denoiser
-    allowed, machine = parse_bytes(job.run.memory_per_worker), sized.computing.machine_bytes
-    output = OutputArray(sized.begun.output, layout, task.grid, job.output.overwrite)
+    allowed, machine = parse_bytes(job.run.memory_per_worker), sized.placement.machine_bytes
+    output = OutputArray(sized.state.output, layout, task.grid, job.output.overwrite)
     return Planned(
-        computing=sized.computing,
+        placement=sized.placement,
         work=DenoiseWork(output, task, tiles.tuned, image.striped),
         sources=(image.original, *image.sides.values(), *sized.defects.sources),
         files=(*(file for part in task.parts for file in part.denoiser.files()), *map(Path, job.input.sides.values())),
@@ -371,7 +371,7 @@ def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, .
         *filter(None, [note]),
         *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
         *note_of_files(layout, sized.job.output, roles),
-        *notes_of_place(sized.begun.output, sized.begun.directory),
+        *notes_of_place(sized.state.output, sized.state.directory),
     )
 
 

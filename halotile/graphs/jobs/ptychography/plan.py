@@ -22,7 +22,7 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports, check_decoding, check_paths
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
 from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS, Need
-from halotile.graphs.plans.plan import Begun, Planned, compute_ranks_on
+from halotile.graphs.plans.plan import OutputState, Planned, place_ranks
 from halotile.graphs.words import counted
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
@@ -61,15 +61,15 @@ MOST_HELD = 100  # epochs, at most, in which positions are held unless the job s
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
-def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> Planned:
+def plan_ptychography(job: Ptychography, state: OutputState, request: PlanRequest) -> Planned:
     """Decide the size of the object and the memory of the workers."""
-    computing = compute_ranks_on(job, job.slots)
-    job = computing.job
+    placement = place_ranks(job, job.slots)
+    job = placement.job
     recipe = recipe_of(job)
     scan, patterns, model = recipe.scan, recipe.patterns, job.model
-    check_paths(patterns.path, begun.output)
+    check_paths(patterns.path, state.output)
     if job.input.start is not None:
-        check_paths(job.input.start, begun.output)
+        check_paths(job.input.start, state.output)
     check_decoding((patterns,), job.run)
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
@@ -83,15 +83,15 @@ def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> 
         + (160 + 4 * model.variations) * count
     )
     output = OutputFile(
-        Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
+        Path(str(state.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
     sent = SentRecipe.of(recipe, job.input.start)
-    identity = as_stored(_identity(job, recipe, sent, computing.device))
+    identity = as_stored(_identity(job, recipe, sent, placement.device))
     digest = fingerprint(identity, without=kind_of(job).revision)
     checkpoints = FILES + (FILES_OF_STAGE if len(recipe.stages) > 1 else 0)
     return Planned(
-        computing=computing,
-        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests, digest, recipe.shape),
+        placement=placement,
+        work=PtychographyWork(sent.recipe, output, placement.device, sent.digests, digest, recipe.shape),
         sources=(patterns,),
         identity=identity,
         needs=(_need(recipe),),
@@ -100,7 +100,7 @@ def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> 
         decided={"window": recipe.window},
         figures=_figures(job, recipe),
         notes=tuple(text for label, text in scan.remarks if label == "note"),
-        notes_of_resumed=partial(note_of_stages, begun, digest, identity),
+        notes_of_resumed=partial(note_of_stages, state, digest, identity),
     )
 
 
@@ -376,11 +376,11 @@ def _has_result(directory: RunDirectory) -> bool:
     return any(path.is_file() and path.stat().st_size > 0 for path in paths)
 
 
-def note_of_stages(begun: Begun, digest: str, identity: Mapping[str, Any]) -> tuple[str, ...]:
+def note_of_stages(state: OutputState, digest: str, identity: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a note where an earlier run goes on with other stages."""
-    if begun.previous is None or begun.previous["identity"]["stages"] == identity["stages"]:
+    if state.previous is None or state.previous["identity"]["stages"] == identity["stages"]:
         return ()
-    kept = counted(kept_stages(begun.directory, digest, identity), "stage")
+    kept = counted(kept_stages(state.directory, digest, identity), "stage")
     return (f"stages are not those of the earlier run: it goes on from what that computed of the first {kept}",)
 
 
@@ -415,8 +415,8 @@ class PtychographyWork(ProgramWork):
 
     def most_kept(self, recipe: ScanRecipe) -> int:
         """Return the number of epochs up to the end of the newest checkpoint's stage."""
-        begun = stages_begun(recipe.checkpoints)
-        return sum(stage.epochs for stage in recipe.stages[:begun])
+        state = stages_begun(recipe.checkpoints)
+        return sum(stage.epochs for stage in recipe.stages[:state])
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""

@@ -19,7 +19,7 @@ from halotile.graphs.plans.choices import describe_denoiser, describe_options, k
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
+from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compared, expect_trial, tried
 from halotile.graphs.solvers._subsets import SubsetSolver
@@ -115,9 +115,9 @@ def needs_of(work: inversion.Inversion, kept: int, smaller: str = SMALLER) -> It
         yield Need(what, {**footprint, **decoded}, "an operator that looks a few pixels far")
 
 
-def plan_reconstruction(job: Reconstruction, begun: Begun, request: PlanRequest) -> Planned:
+def plan_reconstruction(job: Reconstruction, state: OutputState, request: PlanRequest) -> Planned:
     """Decide every size of a reconstruction."""
-    opened = _open(with_whole_paths(job), begun, request)
+    opened = _open(with_whole_paths(job), state, request)
     sized = _size(opened, request)
     settled = _settle(sized, request)
     return _identify(settled)
@@ -127,8 +127,8 @@ def plan_reconstruction(job: Reconstruction, begun: Begun, request: PlanRequest)
 class _Opened:
     """Operators, measurements and images, opened."""
 
-    begun: Begun
-    computing: Computing[Reconstruction]
+    state: OutputState
+    placement: Placement[Reconstruction]
     operators: tuple[Operator, ...]
     data: tuple[Source, ...]
     levels: tuple[Source | float, ...]  # noise levels of the measurements, or maps of them
@@ -145,7 +145,7 @@ class _Opened:
 
     @property
     def job(self) -> Reconstruction:
-        return self.computing.job
+        return self.placement.job
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -155,10 +155,10 @@ class _Opened:
         return (*self.data, *maps, *self.images.values(), *operator_sources)
 
 
-def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
+def _open(job: Reconstruction, state: OutputState, request: PlanRequest) -> _Opened:
     images = {k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p}
     packed = "reconstructed", "The image is in them too, and names no packing"
-    stack = measurements.open_stack(job, begun.output, tuple(images.values()), packed, request.report)
+    stack = measurements.open_stack(job, state.output, tuple(images.values()), packed, request.report)
     for key, image in images.items():
         _check_image(image, key, stack.shape)
     dtype = working_dtype(np.result_type(*(source.dtype for source in stack.data)))
@@ -166,10 +166,10 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     prior: Prior = make_part("prior", job.prior, job)
     denoiser = prior.computed_by()
     expect_trial(denoiser)
-    computing = compute_on(job, denoiser)
+    placement = place_job(job, denoiser)
     sigmas = [choice.noise_sigma for choice in job.operators]
     levels = tuple(map(measurements.open_level, range(len(sigmas)), sigmas, stack.data))
-    return _Opened(begun, computing, stack.operators, stack.data, levels, images, zeros, prior, denoiser, stack.notes)
+    return _Opened(state, placement, stack.operators, stack.data, levels, images, zeros, prior, denoiser, stack.notes)
 
 
 TILE = 512
@@ -206,8 +206,8 @@ class _Sized:
         prior, denoiser, device, precision = (
             opened.prior,
             opened.denoiser,
-            opened.computing.device,
-            opened.computing.precision,
+            opened.placement.device,
+            opened.placement.precision,
         )
         edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
         grid = Grid(geometry.shape, edges, ((0, 0),) * len(edges))
@@ -244,7 +244,7 @@ class _Sized:
         layout = self.layout.in_levels(cut.grid.block, output.levels)
         return inversion.ReconstructWork(
             self.job,
-            OutputArray(opened.begun.output, layout, cut.grid, output.overwrite),
+            OutputArray(opened.state.output, layout, cut.grid, output.overwrite),
             cut.form,
             cut.prior,
             self.solver,
@@ -256,8 +256,8 @@ class _Sized:
 
 
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
-    computing, previous = opened.computing, opened.begun.previous
-    job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
+    placement, previous = opened.placement, opened.state.previous
+    job, denoiser, shape = placement.job, opened.denoiser, opened.image.shape
     roles = roles_of(opened.data[0], shape)
     own_code, halo = DenoiserTrial({}, cutting.Halo(((0, 0),) * 2, 1, "no denoiser"))
     if denoiser is not None:
@@ -265,7 +265,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     geometry = cutting.Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = cutting.layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
-    job, requested = no_more_than(job, computing.requested, shape, cutting.block_unit(geometry, layout.shard))
+    job, requested = no_more_than(job, placement.requested, shape, cutting.block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     solver: Solver = make_part("solver", job.solver, job)
     if solver.traits.multiplies:
@@ -286,7 +286,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         form,
         fidelity,
         solver,
-        io_threads_for(job.run, computing.cluster, computing.device),
+        io_threads_for(job.run, placement.cluster, placement.device),
     )
 
 
@@ -301,9 +301,9 @@ class _Settled:
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
-    opened, computing, job = sized.opened, sized.opened.computing, sized.job
-    previous, output = opened.begun.previous, opened.begun.output
-    allowed = cutting.allowed_bytes(job.run, computing.machine_bytes)
+    opened, placement, job = sized.opened, sized.opened.placement, sized.job
+    previous, output = opened.state.previous, opened.state.output
+    allowed = cutting.allowed_bytes(job.run, placement.machine_bytes)
 
     def choose(known: Tuned | None) -> inversion.CutImage:
         earlier = previous["identity"]["block"] if previous else None
@@ -327,7 +327,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     def fits(cut: inversion.CutImage, tuned: Tuned | None) -> bool:
         return sum(sized.work_of(cut, tuned).step_footprint().values()) <= allowed
 
-    is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
+    is_free = placement.on_gpu and job.tile.block == "auto" and previous is None
     cut, tiles = gpu_trials.chosen_with_tiles(
         choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free
     )
@@ -341,10 +341,10 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
 
 def _identify(settled: _Settled) -> Planned:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
-    job, begun, denoiser = sized.job, opened.begun, opened.denoiser
-    begun_prior = work.prior.with_denoised(lambda denoised: gpu_trials.as_it_went(denoised, begun.previous))
+    job, state, denoiser = sized.job, opened.state, opened.denoiser
+    begun_prior = work.prior.with_denoised(lambda denoised: gpu_trials.with_reduced_batch(denoised, state.previous))
     return Planned(
-        computing=replace(opened.computing, job=job, requested=sized.requested),
+        placement=replace(opened.placement, job=job, requested=sized.requested),
         work=replace(work, prior=begun_prior),
         sources=opened.sources,
         files=(*measurements.files_of(job.operators), *(denoiser.files() if denoiser else ())),
@@ -357,7 +357,7 @@ def _identify(settled: _Settled) -> Planned:
         decided=decided_parts(work),
         figures=figures_of(work),
         notes=_notes(settled),
-        notes_of_resumed=partial(note_of, begun.directory, job.solver, sized.solver),
+        notes_of_resumed=partial(note_of, state.directory, job.solver, sized.solver),
     )
 
 
@@ -371,7 +371,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *measurements.note_of_passes(work.form.per_pass, twice),
         *sized.solver.notes(),
         *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
-        *notes_of_place(opened.begun.output, opened.begun.directory),
+        *notes_of_place(opened.state.output, opened.state.directory),
     )
 
 
@@ -394,8 +394,8 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "solver": identity_of(asdict(job.solver)) | {"options": describe_options(sized.solver)},
         "start": images["start"].fingerprint() if "start" in images else None,
         "reference": images["reference"].fingerprint() if "reference" in images else None,
-        "precision": opened.computing.precision if denoiser else job.run.precision,
-        **(inversion.describe_denoised(denoised, opened.begun.previous) if denoised else {}),
+        "precision": opened.placement.precision if denoiser else job.run.precision,
+        **(inversion.describe_denoised(denoised, opened.state.previous) if denoised else {}),
         "exact": job.exact,
         "bounds": settled.work.bounds,
         "layout": settled.work.output.layout.to_json(),

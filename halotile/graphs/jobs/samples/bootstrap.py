@@ -18,7 +18,7 @@ from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES
-from halotile.graphs.plans.plan import Begun, Planned
+from halotile.graphs.plans.plan import OutputState, Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.graphs.words import counted
 from halotile.storage.disk.object_path import full_path
@@ -46,16 +46,16 @@ LEAST, MORE = 0.6, 0.04
 PLACES, EDGE, DRAWS, ENOUGH = 16, 128, 4, 1000
 
 
-def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
+def plan_bootstrap(job: Sampling, state: OutputState, request: PlanRequest) -> Planned:
     """Decide every size: those of a denoising job with less memory, and the factor of calibration."""
     options, memory = job.posterior, parse_bytes(job.run.memory_per_worker)
     run = replace(job.run, memory_per_worker=min(memory, IMPORTS_BYTES + abs(memory - IMPORTS_BYTES) // SHARE))
     own = {each.name: getattr(job, each.name) for each in fields(Denoising) if hasattr(job, each.name)}
-    planned = plan_denoising(Denoising(**own | {"run": run}), begun, request)
-    work, decided = planned.work, planned.computing.job
+    planned = plan_denoising(Denoising(**own | {"run": run}), state, request)
+    work, decided = planned.work, planned.placement.job
     assert isinstance(work, DenoiseWork)
     task = _checked(decided, work.task)
-    known: Mapping[str, Any] = (begun.previous or {}).get("identity", {}).get("posterior") or {}
+    known: Mapping[str, Any] = (state.previous or {}).get("identity", {}).get("posterior") or {}
     is_given = bool(known_level(decided, task)) or has_noise_map(task) or decided.noise.gain != "auto"
     level = PlaneValues(np.asarray(known["level"])) if known else _level(decided, task, is_given)
     layout, place = work.output.layout, full_path(job.output.std or "")
@@ -80,7 +80,7 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     need, more = planned.needs[0], BYTES * redone.grid.middle.window.size
     return replace(
         planned,
-        computing=replace(planned.computing, job=replace(job, run=run)),
+        placement=replace(planned.placement, job=replace(job, run=run)),
         work=replace(work, task=redone, tuned=None, also=(deviation,)),
         identity=planned.identity | {"posterior": said | {"level": level.values.tolist()}},
         needs=(replace(need, parts={**need.parts, "the noise": more}, remedy="", smaller=SMALLER),),

@@ -26,7 +26,7 @@ from halotile.graphs.plans.cutting import Geometry, allowed_bytes, block_unit, b
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import Begun, Planned, compute_on
+from halotile.graphs.plans.plan import OutputState, Planned, place_job
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
 from halotile.graphs.words import counted
@@ -66,13 +66,13 @@ MARGIN = 0.5  # share of the tolerance that a halo leaves where it is tried: oth
 TRIED, PLACES, SEEN = 16, 8, 256
 
 
-def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
+def plan_samples(job: Sampling, state: OutputState, request: PlanRequest) -> Planned:
     """Decide every size of a job of samples."""
-    if begun.previous and ("input" in begun.previous["identity"]) != bool(job.input):
-        begun = replace(begun, previous=None)  # of the other method
+    if state.previous and ("input" in state.previous["identity"]) != bool(job.input):
+        state = replace(state, previous=None)  # of the other method
     if job.input:
-        return plan_bootstrap(job, begun, request)
-    opened = _open(job, begun, request)
+        return plan_bootstrap(job, state, request)
+    opened = _open(job, state, request)
     return _planned(opened, *_method(opened, request))
 
 
@@ -81,7 +81,7 @@ class _Opened:
     """The measurements, opened, with the prior that was decided."""
 
     job: Sampling
-    begun: Begun
+    state: OutputState
     data: tuple[Source, ...]
     levels: tuple[Source | float, ...]
     posterior: Posterior
@@ -109,17 +109,17 @@ class _Opened:
         return round(_map_error(self.posterior, self.draws, self.job.posterior.estimator), 4) if self.draws else None
 
 
-def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
+def _open(job: Sampling, state: OutputState, request: PlanRequest) -> _Opened:
     job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
     packed = "sampled", "The maps are in them too, and name no packing"
-    stack = measurements.open_stack(job, begun.output, (), packed, request.report)
+    stack = measurements.open_stack(job, state.output, (), packed, request.report)
     data = stack.data
     if job.posterior.method == "blocks" and (why := _sees_far(stack.operators)):
         raise ConfigError(
             f"{why}, and posterior.method: blocks solves each block with the pixels around it. Write method: cg, which takes many passes over the image; or "
             "boundary: reflect, replicate, zero or valid, where it is circular and the instrument is not."
         )
-    previous = begun.previous["identity"] if begun.previous else {}
+    previous = state.previous["identity"] if state.previous else {}
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     background = fidelity.background if isinstance(fidelity, Poisson) else None
     levels = tuple(
@@ -136,7 +136,7 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
     notes_of_noise = _notes_of_noise(levels, data) if background is None else ()
     notes = (*stack.notes, *notes_of_noise, *_note_of_range(found.prior, stack.shape))
-    return _Opened(job, begun, data, levels, posterior, found, notes)
+    return _Opened(job, state, data, levels, posterior, found, notes)
 
 
 def _sees_far(operators: Sequence[Operator]) -> str:
@@ -231,7 +231,7 @@ def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
 
 def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
     """Return the halo of a block, None for conjugate gradients on the whole image; and why."""
-    options, previous = opened.job.posterior, opened.begun.previous
+    options, previous = opened.job.posterior, opened.state.previous
     if options.method == "cg" or (why := _sees_far(opened.operators)):
         return None, "as written" if options.method == "cg" else why
     if options.halo != "auto":
@@ -280,17 +280,17 @@ def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
 
 
 def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
-    begun, posterior, computing = opened.begun, opened.posterior, compute_on(opened.job, None)
-    job = computing.job
+    state, posterior, placement = opened.state, opened.posterior, place_job(opened.job, None)
+    job = placement.job
     shape, count = posterior.shape, len(posterior.shape)
     roles = roles_of(opened.data[0], shape)
     geometry = Geometry(shape, shape, roles, 1, 1)
     layout = layout_like(
-        opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), begun.previous
+        opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), state.previous
     )
     unit = block_unit(geometry, layout.shard)
-    job, requested = no_more_than(job, computing.requested, shape, unit)
-    kept, allowed = kept_bytes(opened.sources), allowed_bytes(job.run, computing.machine_bytes)
+    job, requested = no_more_than(job, placement.requested, shape, unit)
+    kept, allowed = kept_bytes(opened.sources), allowed_bytes(job.run, placement.machine_bytes)
     cell = cell_of(layout.shard, shape, halo) if halo else ()
     draws, options, keeps = tuple(range(opened.draws)), job.posterior, job.output.samples is not None
     solved = Solved(posterior, halo or 0, draws, options.tol, options.estimator, cell, keeps)
@@ -298,9 +298,9 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     def needs(block: tuple[int, ...]) -> tuple[Need, ...]:
         if halo:
             return (_need(solved, block, kept),)
-        return tuple(needs_of(_inversion(job, posterior, begun.output, layout, block), kept, SMALLER))
+        return tuple(needs_of(_inversion(job, posterior, state.output, layout, block), kept, SMALLER))
 
-    earlier = begun.previous["identity"]["block"] if begun.previous else None
+    earlier = state.previous["identity"]["block"] if state.previous else None
     candidates = blocks_for(geometry, unit, job.run.count, earlier, given=job.tile.block)
     fits = (b for b in candidates if max(need.total_bytes for need in needs(b)) <= allowed)
     block = next(fits, candidates[-1])
@@ -309,14 +309,14 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     layout = layout.in_levels(block, job.output.levels)
     maps = tuple(
         OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
-        for key, place, title in _places(job, begun.output)
+        for key, place, title in _places(job, state.output)
     )
     work = SampleWork(maps, solved, overlap_pays(job.run))
     if not halo:
-        work = WholeWork(maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
+        work = WholeWork(maps, solved, work.overlap, _inversion(job, posterior, state.output, layout, edges))
     scratch = work.scratch if isinstance(work, WholeWork) else (0, 0)
     return Planned(
-        computing=replace(computing, job=job, requested=requested),
+        placement=replace(placement, job=job, requested=requested),
         work=work,
         sources=opened.sources,
         files=tuple(measurements.files_of(job.operators)),
@@ -332,7 +332,7 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
             *opened.notes,
             *_note_of_halo(halo or 0, solved.cell, shape),
             *note_of_files(layout, job.output, roles),
-            *notes_of_place(begun.output, begun.directory),
+            *notes_of_place(state.output, state.directory),
         ),
     )
 

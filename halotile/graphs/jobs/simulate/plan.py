@@ -28,7 +28,7 @@ from halotile.graphs.plans.cutting import Geometry, axes_like, block_unit, block
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Begun, Planned, compute_on
+from halotile.graphs.plans.plan import OutputState, Planned, place_job
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter
@@ -92,22 +92,22 @@ class _Measurement:
         )
 
 
-def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Planned:
+def plan_simulation(job: Simulation, state: OutputState, request: PlanRequest) -> Planned:
     """Decide every size of the measurements."""
-    computing = compute_on(job, None)
-    job = computing.job
+    placement = place_job(job, None)
+    job = placement.job
     reference = planes_last(open_source(job.reference))
     check_whole(reference.path)
     check_decoding([reference], job.run)
     operators = make_operators(job.operators, job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
-        _measurement(job, number, operator, reference, begun.previous) for number, operator in enumerate(operators)
+        _measurement(job, number, operator, reference, state.previous) for number, operator in enumerate(operators)
     )
     work = SimulateWork(tuple((m.output, m.simulated) for m in measurements), overlap_pays(job.run))
     whole_paths = [written(replace(choice, data=os.path.abspath(choice.data))) for choice in job.operators]
     return Planned(
-        computing=computing,
+        placement=placement,
         work=work,
         sources=(reference, *(source for operator in operators for source in sources_in(operator))),
         files=tuple(files_of(job.operators)),

@@ -28,7 +28,7 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import Begun, Planned, compute_ranks_on
+from halotile.graphs.plans.plan import OutputState, Planned, place_ranks
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.disk.durable import DISK, GONE
@@ -137,21 +137,21 @@ class _Length:
     seconds_per_step: float | None = None
 
 
-def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
+def plan_training(job: Training, state: OutputState, request: PlanRequest) -> Planned:
     """Decide the length of a training and the memory of its workers."""
-    computing = compute_ranks_on(job, job.slots)
-    job = computing.job
+    placement = place_ranks(job, job.slots)
+    job = placement.job
     network = _network(job)
-    first, second = _opened(job, begun)
+    first, second = _opened(job, state)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
     planes, (low, high) = samples_of(patches.images[0]), patches.values
     structure, is_white, shared = hidden_with(job, planes)
     noise = noise_of_planes([[(square - low) / (high - low) for square in squares] for squares in planes])
     patches = replace(patches, structure=structure)
-    length = _length(job, network, patches, begun, request, computing.device)
+    length = _length(job, network, patches, state, request, placement.device)
     output = OutputFile(
-        Path(str(begun.output)),
+        Path(str(state.output)),
         FileLayout(network.weight_bytes(patches.images[0].channels)),
         ONE_BLOCK,
         job.output.overwrite,
@@ -170,15 +170,15 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         noise if is_white else None,
     )
     return Planned(
-        computing=computing,
-        work=TrainWork(recipe, output, computing.device),
+        placement=placement,
+        work=TrainWork(recipe, output, placement.device),
         sources=(*first, *second),
-        identity=_identity(job, network, (first, second), length, computing.device) | {"structure": structure},
-        needs=(_need(recipe, (*first, *second), computing.device),),
+        identity=_identity(job, network, (first, second), length, placement.device) | {"structure": structure},
+        needs=(_need(recipe, (*first, *second), placement.device),),
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
-        figures=_figures(job, recipe, first, length, computing.device) | {"noise_levels": [*map(plane_level, planes)]},
+        figures=_figures(job, recipe, first, length, placement.device) | {"noise_levels": [*map(plane_level, planes)]},
         notes=(
             *first[0].remarks,
             *shared,
@@ -188,12 +188,12 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     )
 
 
-def _opened(job: Training, begun: Begun) -> tuple[Sequence[Source], Sequence[Source]]:
+def _opened(job: Training, state: OutputState) -> tuple[Sequence[Source], Sequence[Source]]:
     """Open the images and the second ones, if there are such."""
     first = open_images(job, "input.path", job.input.path)
     second = open_images(job, "second", job.second) if job.second else ()
     for source in (*first, *second):
-        check_paths(source.path, begun.output)
+        check_paths(source.path, state.output)
     check_decoding((*first, *second), job.run)
     return first, second
 
@@ -219,14 +219,14 @@ def _check_patch(job: Training, network: Network, edge: int) -> None:
 
 
 def _length(
-    job: Training, network: Network, patches: PatchSource, begun: Begun, request: PlanRequest, device: str
+    job: Training, network: Network, patches: PatchSource, state: OutputState, request: PlanRequest, device: str
 ) -> _Length:
     """Decide the number of steps; a resumed run keeps those that a trial gave."""
     if job.minutes is None:
         if job.epochs is not None:
             return _Length(steps_of_epochs(patches, job.epochs, job.batch))
         return _Length(USUAL_STEPS if job.steps == "auto" else job.steps)
-    known = begun.previous["identity"].get("length") if begun.previous else None
+    known = state.previous["identity"].get("length") if state.previous else None
     if known and known["minutes"] == job.minutes:
         return _Length(known["steps"])
     if device != "cpu":

@@ -53,7 +53,7 @@ def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
     return precision != "float32" if tile.channels_last == "auto" else tile.channels_last
 
 
-def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
+def with_reduced_batch(tiled: T, previous: Mapping[str, Any] | None) -> T:
     """Return the task or image with the smaller batch that the resumed run was reduced to for lack of memory."""
     batch = min(tiled.tiling.batch, (previous or {}).get(BATCH, tiled.tiling.batch))
     return replace(tiled, tiling=replace(tiled.tiling, batch=batch))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halotile.errors import ConfigError, PeerLost
-from halotile.tasks.groups.group import TorchGroup, check_rank, talking
+from halotile.tasks.groups.group import TorchGroup, check_rank, peer_errors
 
 RULES = ("cut", "zero", "circular")
 
@@ -187,7 +187,7 @@ def _exchanged(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGr
     for part, place in zip(parts, flat.split(sent), strict=True):  # torch.cat would copy slices twice
         place.view(part.shape).copy_(part)
     result = flat.new_empty(sum(received))
-    with talking(f"exchange of {flat.numel()} numbers"):
+    with peer_errors(f"exchange of {flat.numel()} numbers"):
         dist.all_to_all_single(result, flat, received, sent, group=group.process_group)
     return tuple(part.view(*shape) for part, shape in zip(result.split(received), shapes, strict=True))
 
