@@ -108,7 +108,7 @@ def _planned(job: Job, asked: RunOptions) -> tuple[Mapping[str, Any], Sequence[R
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import running
     from halotile.graphs.plans.plan import make_plan
-    from halotile.graphs.runs.claim import look
+    from halotile.graphs.runs.claim import count_done
 
     if takes_many(job):
         images = running.plan_images(job, asked, quiet=False)
@@ -117,7 +117,7 @@ def _planned(job: Job, asked: RunOptions) -> tuple[Mapping[str, Any], Sequence[R
         workers = max(plan.run.count for plan in images.plans.values())
         return running.figures_of(images), running.plan_rows(images), workers
     plan = make_plan(job, fresh=asked.fresh, same_input=asked.same_input)
-    look(plan)
+    count_done(plan)
     return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), plan.run.count
 
 

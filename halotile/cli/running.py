@@ -28,7 +28,7 @@ from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, simulatio
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.sections import Job, jobs_of, takes_many
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.runs.claim import check_outputs, look
+from halotile.graphs.runs.claim import check_outputs, count_done
 from halotile.graphs.runs.driver import ManyOutcomes, ManyPlans, plan_many, run, run_many
 from halotile.graphs.submission import has_begun
 from halotile.graphs.waiting import no_report
@@ -45,7 +45,7 @@ def show(job: Job, asked: RunOptions) -> None:
         return
     expect_no_workers()
     plan = make_plan(job, fresh=asked.fresh, same_input=asked.same_input, report=complain)
-    figures = plan.summary() | {"resumed_blocks": look(plan)}
+    figures = plan.summary() | {"resumed_blocks": count_done(plan)}
     system = system_of(cluster_kind_of(plan.cluster).name)
     script = worker_script(system, plan.run, plan.cluster, plan.run_directory) if system else None
     if asked.as_json:
@@ -70,7 +70,7 @@ def show_plan(job: Job, asked: RunOptions, *, probe: bool) -> None:
     if kind.name != DEFAULT or plan.cluster.kind == AUTO:
         figures["cluster"] = f"{kind.name} ({kind.why})"
     try:
-        figures["resumed_blocks"] = look(plan)
+        figures["resumed_blocks"] = count_done(plan)
     except HalotileError as error:
         refusal = error
     if asked.as_json:

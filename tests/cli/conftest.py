@@ -65,6 +65,6 @@ def reconstruction(tmp_path: Path) -> Path:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine that remembers what it was asked."""
     made = Engine()
-    for name in ("make_plan", "run", "look", "check_outputs"):
+    for name in ("make_plan", "run", "count_done", "check_outputs"):
         monkeypatch.setattr(f"halotile.cli.running.{name}", getattr(made, name))
     return made

@@ -139,13 +139,13 @@ class Engine:
             self.plans[-1].check_fits()
         return self.plans[-1]
 
-    def look(self, plan: FakePlan) -> int:
+    def count_done(self, plan: FakePlan) -> int:
         if isinstance(self.stands, BaseException):
             raise self.stands
         return self.stands
 
     def check_outputs(self, plan: FakePlan) -> None:
-        self.look(plan)
+        self.count_done(plan)
 
     def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Outcome:
         observer(Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0))

@@ -27,7 +27,7 @@ from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile, parse_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.plans.trials.denoiser_trials import tried
+from halotile.graphs.plans.trials.denoiser_trials import try_denoiser
 from halotile.graphs.runs import records
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.records import damaged_blocks, image_digest
@@ -118,7 +118,7 @@ def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> 
     run, before = Run(memory_per_worker="2GiB"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     words = r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
     with pytest.raises(MemoryRefused, match=words):
-        tried(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
+        try_denoiser(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
 
 

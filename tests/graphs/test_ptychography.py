@@ -487,7 +487,7 @@ def finish(folder: Path, stages: list[dict[str, Any]], epochs: int) -> None:
     for program, records in begun(folder, stages):
         assert not records.journal.done, "of other stages"
         program.program(TorchGroup())
-        assert program.look() == epochs
+        assert program.steps_done() == epochs
         records.ledger.enter({0: {}})
         records.journal.mark({0: ENDED})
     assert [list(records.journal.done) for _, records in begun(folder, stages)] == [[0]]
@@ -544,17 +544,17 @@ def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) 
 
     for file, text in ((first, "2 epochs"), (first, "4 epochs"), (second, "5 epochs")):
         replaced(file, text)
-        files.keep()
+        files.keep_checkpoint()
     replaced(second, "6 epochs")
-    files.revert()
+    files.restore_checkpoint()
     assert {path.name: path.read_text() for path in tmp_path.glob("abc*")} == {first.name: "4 epochs"}
     replaced(second, "5 epochs")
     for _ in range(2):
-        files.keep()
+        files.keep_checkpoint()
     first.unlink()
-    files.keep()
+    files.keep_checkpoint()
     assert {path.suffix for path in tmp_path.glob("abc-1*")} == set()
-    files.revert()
+    files.restore_checkpoint()
     assert second.read_text() == "5 epochs"
 
 

@@ -55,7 +55,7 @@ class ProgramFiles:
         if step > most:
             write_curve(self.curve, most, rows[:most])
 
-    def keep(self) -> None:
+    def keep_checkpoint(self) -> None:
         """Keep the checkpoints. They may be younger than the look at the input: certain are those that were kept before."""
         # Where one is gone by now, or a network file system does not answer, the next look keeps them.
         with suppress(OSError):
@@ -73,7 +73,7 @@ class ProgramFiles:
             for kept in left:
                 kept.unlink(missing_ok=True)
 
-    def revert(self) -> None:
+    def restore_checkpoint(self) -> None:
         """Return to the checkpoints that are certain, or to none; the curve, which may have rows of later steps, begins anew."""
         for doubtful in (self.curve, *self._all(LAST), *self._all(CHECKPOINT)):
             doubtful.unlink(missing_ok=True)
@@ -145,9 +145,9 @@ class ProgramWork(Work):
             self.phase,
             self.program(recipe),
             Records(files.folder, self.phase),
-            look=curve.look,
-            keep=files.keep,
-            revert=files.revert,
+            steps_done=curve.steps_done,
+            keep_checkpoint=files.keep_checkpoint,
+            restore_checkpoint=files.restore_checkpoint,
             device=self.device,
             title=self.titles[0],
         )
@@ -173,7 +173,7 @@ class Curve:
     rows: list[CurveRow] = field(default_factory=list)
     step: int = 0
 
-    def look(self) -> int:
+    def steps_done(self) -> int:
         """Report new rows of the curve; return the number of steps that are done."""
         try:
             step, rows = read_curve(self.files.curve)

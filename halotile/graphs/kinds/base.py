@@ -120,7 +120,7 @@ class JobKind:
     # checks of values by section and key; values outside sections are in the section ""
     checks: Mapping[tuple[str, str], Check] = field(default_factory=dict)
     rules: Sequence[Rule] = ()  # rules for parts that have to agree
-    how: Sequence[str] = ()  # top-level keys that only affect how the job is computed, not its result
+    execution_keys: Sequence[str] = ()  # top-level keys that only affect how the job is computed, not its result
     # names in a job file of the identity keys that are named differently there
     identity_words: Mapping[str, str] = field(default_factory=dict)
     # keys of the identity that describe the input, where `--same-input` can accept another input
@@ -239,11 +239,11 @@ class RankProgram:
     # called on each worker with its `TorchGroup`. It goes on from its checkpoint
     program: Callable[[Any], None]
     records: Records  # journal of a single block, all steps, and the folder of the checkpoint
-    # look, keep, revert: return the number of steps that are done; keep the checkpoint, as the input is what it was;
+    # steps_done, keep_checkpoint, restore_checkpoint: return the number of steps that are done; keep the checkpoint, as the input is what it was;
     # return to the one kept before that
-    look: Callable[[], int]
-    keep: Callable[[], None]
-    revert: Callable[[], None]
+    steps_done: Callable[[], int]
+    keep_checkpoint: Callable[[], None]
+    restore_checkpoint: Callable[[], None]
     device: str = "cpu"  # device, number, title: `cpu` or `cuda`; others as of `Pass`
     number: int = 0
     title: str = ""

@@ -73,7 +73,7 @@ def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
 
 
 def tiling_of(
-    wanted: Tile, denoiser: Denoiser, halo: Halo, geometry: Geometry, size: Size, block: Shape, dtype: np.dtype[Any]
+    requested: Tile, denoiser: Denoiser, halo: Halo, geometry: Geometry, size: Size, block: Shape, dtype: np.dtype[Any]
 ) -> Tiling:
     """Return the compute tiles of a block, and the number of tiles computed at once."""
     roles = geometry.roles
@@ -85,7 +85,7 @@ def tiling_of(
     at_once = math.prod(geometry.spread("tile.size", size, geometry.shape)[i] for i in roles.spatial)
     tiles = math.prod(-(-block[i] // t) for i, t in zip(roles.spatial, tile, strict=True))
     planes = math.prod(block[i] for i in roles.looped)
-    batch = min(max(1, at_once // window), tiles * planes) if wanted.batch == "auto" else wanted.batch
+    batch = min(max(1, at_once // window), tiles * planes) if requested.batch == "auto" else requested.batch
     if math.prod(least) <= FEW and denoiser.convolutional:
         batch = 1  # several images at once would use the other library
     return Tiling(
@@ -176,7 +176,7 @@ class Geometry:
         return tuple(full)
 
 
-def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
+def choose_chunk(geometry: Geometry, requested: Output) -> tuple[int, ...]:
     """Return the inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
 
     A chunk that is not given is no longer than a given shard.
@@ -185,15 +185,15 @@ def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
     if geometry.roles.channel is not None:
         others[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
     usual = CHUNK.get(geometry.dims, 64)
-    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(others))
-    if wanted.chunk == "auto" and wanted.shard != "auto":
-        chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
+    chunk = geometry.spread("output.chunk", usual if requested.chunk == "auto" else requested.chunk, tuple(others))
+    if requested.chunk == "auto" and requested.shard != "auto":
+        chunk = tuple(map(min, chunk, geometry.spread("output.shard", requested.shard, chunk)))
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
 
 
 def choose_shard(
     geometry: Geometry,
-    wanted: Output,
+    requested: Output,
     chunk: Shape,
     memory_bytes: int,
     itemsize: int,
@@ -206,11 +206,11 @@ def choose_shard(
     ``memory_bytes``: memory of a worker; ``itemsize``: bytes of a pixel while it is computed; ``source``: input; ``previous``: stored plan of the run
     that is resumed.
     """
-    shape, spatial, size = geometry.output_shape, geometry.roles.spatial, wanted.shard
+    shape, spatial, size = geometry.output_shape, geometry.roles.spatial, requested.shard
     covering = tuple(-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
     if size != "auto":
-        requested = geometry.spread("output.shard", size, chunk)
-        shard = tuple(map(min, requested, covering))
+        edges = geometry.spread("output.shard", size, chunk)
+        shard = tuple(map(min, edges, covering))
         for s, c in zip(shard, chunk, strict=True):
             if s % c:
                 raise ConfigError(
@@ -228,7 +228,7 @@ def choose_shard(
         return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
 
     # Half of all files hold coarser levels.
-    most_files = MOST_FILES if wanted.format == "zarr" or wanted.levels == 1 else MOST_FILES // 2
+    most_files = MOST_FILES if requested.format == "zarr" or requested.levels == 1 else MOST_FILES // 2
     most_pixels = max(0, min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)) // max(4, itemsize)
     before = tuple(previous["outputs"][0]["layout"]["shard"]) if previous else None
     shard, kept = times(chunk, SHARD_CHUNKS), _fitting_shard(before, geometry, chunk)
@@ -261,7 +261,7 @@ def _fitting_shard(shard: tuple[int, ...] | None, geometry: Geometry, chunk: tup
 
 def layout_like(
     source: Source,  # image it is computed from; its axes may be fewer
-    wanted: Output,  # requested storage
+    requested: Output,  # requested storage
     geometry: Geometry,  # shape and axes of the image
     dtype: np.dtype[Any],  # type of the computation: also the stored type where `wanted` has `auto`
     memory_bytes: int,  # memory of a worker
@@ -269,25 +269,27 @@ def layout_like(
     ome: OmeImage | None = None,  # metadata of an image that has its pixels from those of `source`, or finer ones
 ) -> Layout:
     """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike."""
-    chunk = choose_chunk(geometry, wanted)
+    chunk = choose_chunk(geometry, requested)
     alike, axes = ome is not None or source.shape == geometry.shape, geometry.roles.axes
     added, factor = len(axes) - len(source.axes), geometry.roles.per_axis(geometry.scale, 1)
     scale = ((1.0,) * added + tuple(source.scale)) if alike else (1.0,) * len(axes)
-    stored = str(dtype) if wanted.dtype == "auto" else wanted.dtype
+    stored = str(dtype) if requested.dtype == "auto" else requested.dtype
     return Layout(
         shape=geometry.output_shape,
         dtype=stored,
         # An iteration has several images at once.
-        shard=choose_shard(geometry, wanted, chunk, memory_bytes, (1 if ome else 2) * dtype.itemsize, source, previous),
+        shard=choose_shard(
+            geometry, requested, chunk, memory_bytes, (1 if ome else 2) * dtype.itemsize, source, previous
+        ),
         chunk=chunk,
-        codec=wanted.codec,
+        codec=requested.codec,
         axes=axes,
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=((None,) * added + tuple(source.units)) if alike else (None,) * len(axes),
         **output_fields(
             ome or (source.ome if alike else None),
             axes,
-            "zarr" if np.dtype(stored).kind == "c" else wanted.format,
+            "zarr" if np.dtype(stored).kind == "c" else requested.format,
             scale=scale,
             factor=factor,
             channels=geometry.output_shape[axes.index("c")] if "c" in axes else None,

@@ -1,6 +1,6 @@
 """Claim of an output: exclusive, with the right journal, and without touching files of any other job.
 
-An output is wanted by a plan, claimed by a run directory (or by a claim in a store), locked by a driver, and held until the run ends.
+An output is requested by a plan, claimed by a run directory (or by a claim in a store), locked by a driver, and held until the run ends.
 """
 
 import json
@@ -116,102 +116,102 @@ def requested_by(plan: Plan) -> tuple[RequestedOutput, ...]:
 def check_outputs(plan: Plan) -> None:
     """Refuse outputs that this job may not create or replace, and those that contain files that the job reads."""
     read = [*plan.files, *(path_of(source.path) for source in plan.sources)]
-    for wanted in requested_by(plan):
-        if wanted.claim:
-            wanted.claim.check(may_replace=wanted.may_replace_claim)
-        if wanted.directory.claims_output() and wanted.is_of_this_run and not plan.fresh:
-            check_path(str(wanted.path), wanted.output.key)
+    for requested in requested_by(plan):
+        if requested.claim:
+            requested.claim.check(may_replace=requested.may_replace_claim)
+        if requested.directory.claims_output() and requested.is_of_this_run and not plan.fresh:
+            check_path(str(requested.path), requested.output.key)
         else:
-            check_replaceable(wanted)
-        if file := next((file for file in read if lies_in(file.resolve(), wanted.path.resolve())), None):
+            check_replaceable(requested)
+        if file := next((file for file in read if lies_in(file.resolve(), requested.path.resolve())), None):
             raise OutputRefused(
-                f"{wanted.output.key} is {wanted.path}: the job reads {file} there. Write another path."
+                f"{requested.output.key} is {requested.path}: the job reads {file} there. Write another path."
             )
 
 
-def check_replaceable(wanted: RequestedOutput) -> None:
+def check_replaceable(requested: RequestedOutput) -> None:
     """Refuse a place where no output can be made, and to discard a result or data of other jobs without permission."""
-    output, is_claimed = wanted.output, wanted.directory.claims_output()
-    is_own = is_claimed and _is_own(wanted)
-    stranger = find_foreign_entry(wanted.path, _existing_layout(wanted)) if is_own else ""
+    output, is_claimed = requested.output, requested.directory.claims_output()
+    is_own = is_claimed and _is_own(requested)
+    stranger = find_foreign_entry(requested.path, _existing_layout(requested)) if is_own else ""
     check_place(
-        str(wanted.path),
+        str(requested.path),
         overwrite=is_claimed or output.overwrite,
         key=output.key,
-        remedy=wanted.plan.kind.to_replace,
+        remedy=requested.plan.kind.to_replace,
         may_lack_metadata=is_own and not stranger,
-        is_file=wanted.is_file,
+        is_file=requested.is_file,
     )
     if output.overwrite or not is_claimed:
         return
     if stranger:
         raise OutputRefused(
-            f"{output.key} is {wanted.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
-            f"write {wanted.plan.kind.to_replace} to remove all that is there."
+            f"{output.key} is {requested.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
+            f"write {requested.plan.kind.to_replace} to remove all that is there."
         )
-    keeps_run = wanted.first.plan_path.exists() or wanted.directory.plan_path.exists()
-    if not is_own and (keeps_run or wanted.path.exists()):
+    keeps_run = requested.first.plan_path.exists() or requested.directory.plan_path.exists()
+    if not is_own and (keeps_run or requested.path.exists()):
         raise OutputRefused(
-            f"{output.key} is {wanted.path}: it belongs to another job (run directory {wanted.directory.path}). --fresh discards only what a run of "
+            f"{output.key} is {requested.path}: it belongs to another job (run directory {requested.directory.path}). --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
-            f"{wanted.plan.kind.to_replace} to replace it."
+            f"{requested.plan.kind.to_replace} to replace it."
         )
 
 
-def _existing_layout(wanted: RequestedOutput) -> AnyLayout:
+def _existing_layout(requested: RequestedOutput) -> AnyLayout:
     """Return the layout that the run there wrote, whose sizes may have been decided differently."""
-    if written := _existing_output(wanted):
+    if written := _existing_output(requested):
         return written[0]
-    layout = wanted.output.layout
+    layout = requested.output.layout
     if isinstance(layout, FileLayout):
         return layout
     with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
-        existing = open_output(wanted.path)
+        existing = open_output(requested.path)
         if (existing.shape, existing.dtype, existing.ome) == (layout.shape, layout.dtype, layout.ome):
             return existing
     return layout
 
 
-def _existing_output(wanted: RequestedOutput) -> tuple[AnyLayout, Grid] | None:
+def _existing_output(requested: RequestedOutput) -> tuple[AnyLayout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
-    stored_plan, number = wanted.first.read_valid_plan(), wanted.plan.outputs.index(wanted.output)
+    stored_plan, number = requested.first.read_valid_plan(), requested.plan.outputs.index(requested.output)
     written = written_of(stored_plan) if stored_plan else []
     return written[number] if number < len(written) else None
 
 
-def check_pixels(wanted: RequestedOutput) -> None:
+def check_pixels(requested: RequestedOutput) -> None:
     """Refuse to discard another result that replaced the run's own."""
-    stored_plan, written = wanted.first.read_valid_plan(), _existing_output(wanted)
-    if wanted.output.overwrite or stored_plan is None or written is None:
+    stored_plan, written = requested.first.read_valid_plan(), _existing_output(requested)
+    if requested.output.overwrite or stored_plan is None or written is None:
         return
     layout, grid = written
     problems, done = dict[int, list[str]](), RangeSet()
-    owner = journal_fingerprint(stored_plan["fingerprint"], wanted.plan.outputs.index(wanted.output))
+    owner = journal_fingerprint(stored_plan["fingerprint"], requested.plan.outputs.index(requested.output))
     with suppress(HalotileError, FileNotFoundError):  # without a journal the owner is unknown
-        journal = Journal.open(wanted.directory.journal_path, owner, len(grid), read_only=True)
+        journal = Journal.open(requested.directory.journal_path, owner, len(grid), read_only=True)
         done = journal.done
-        problems = RecordedImage(wanted.path, layout, grid, journal).damaged()
+        problems = RecordedImage(requested.path, layout, grid, journal).damaged()
     difference = foreign_pixels_reason(problems, len(done))
-    if wanted.is_file and not done and wanted.path.exists() and Path(str(wanted.path)).stat().st_size:
+    if requested.is_file and not done and requested.path.exists() and Path(str(requested.path)).stat().st_size:
         difference = "the run has not written it yet"
     if difference:
-        raise OutputRefused(f"{wanted.path} is not what the run wrote there: {difference}. {REPLACE}")
+        raise OutputRefused(f"{requested.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 
-def _is_own(wanted: RequestedOutput) -> bool:
+def _is_own(requested: RequestedOutput) -> bool:
     """Return True where the run there had the same job as this one, apart from how it is computed."""
-    plan = wanted.plan
-    if not wanted.is_of_this_run:
+    plan = requested.plan
+    if not requested.is_of_this_run:
         return False
-    if (stored_job := wanted.first.read_valid_job()) is None:
-        return (wanted.first.read_valid_plan() or {}).get("fingerprint") == plan.fingerprint
+    if (stored_job := requested.first.read_valid_job()) is None:
+        return (requested.first.read_valid_plan() or {}).get("fingerprint") == plan.fingerprint
     return _result_of(plan, stored_job) == _result_of(plan, plan.documents.asked)
 
 
 def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a job that define its result, as JSON has them."""
-    how = {*EXECUTION_KEYS, *plan.kind.how}
-    parts = {key: value for key, value in job.items() if key not in how}
+    left_out = {*EXECUTION_KEYS, *plan.kind.execution_keys}
+    parts = {key: value for key, value in job.items() if key not in left_out}
     if isinstance(output := parts.get("output"), Mapping):
         parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
     essentials: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
@@ -241,25 +241,25 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     with ExitStack() as stack:
         with refusing_full("no block was computed", f"Free some space near {plan.output} and run again."):
             # In one order, whatever that of the job: two runs of the same outputs do not wait for each other.
-            for wanted in sorted(outputs, key=lambda wanted: wanted.directory.path):
-                with _wait_for(f"waiting for whoever holds {wanted.directory.path}", signals) as cut_short:
-                    stack.enter_context(wanted.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
+            for requested in sorted(outputs, key=lambda requested: requested.directory.path):
+                with _wait_for(f"waiting for whoever holds {requested.directory.path}", signals) as cut_short:
+                    stack.enter_context(requested.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
             # Workers of these runs may still write one of the outputs.
-            runs = {run.path for wanted in outputs for run in (wanted.directory, wanted.directory.of_run())}
+            runs = {run.path for requested in outputs for run in (requested.directory, requested.directory.of_run())}
             for path in sorted(filter(Path.is_dir, runs)):
                 operation = f"waiting for the workers of an earlier run in {path}"
                 with _wait_for(operation, signals) as cut_short:
                     WorkerLock(path).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
-            for wanted in outputs:
-                if wanted.claim:
-                    wanted.claim.take(may_replace=wanted.may_replace_claim)
+            for requested in outputs:
+                if requested.claim:
+                    requested.claim.take(may_replace=requested.may_replace_claim)
             opened = []
-            for wanted, journal in zip(outputs, _open(outputs), strict=True):
+            for requested, journal in zip(outputs, _open(outputs), strict=True):
                 stack.enter_context(journal)
-                hold = wanted.claim or stack.enter_context(HeldFolder.opened(wanted.folder))
-                opened.append(HeldOutput(wanted.path, wanted.output.layout, wanted.blocks, journal, hold))
-                if wanted.claim and len(journal.done) < journal.total:
-                    wanted.claim.mark(is_finished=False)
+                hold = requested.claim or stack.enter_context(HeldFolder.opened(requested.folder))
+                opened.append(HeldOutput(requested.path, requested.output.layout, requested.blocks, journal, hold))
+                if requested.claim and len(journal.done) < journal.total:
+                    requested.claim.mark(is_finished=False)
         yield HeldOutputs(plan, tuple(opened))
 
 
@@ -276,13 +276,13 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 
 
 @refusing_silence()
-def look(plan: Plan) -> int:
+def count_done(plan: Plan) -> int:
     """Return the number of blocks of this plan that an earlier run has done; nothing is changed."""
     check_outputs(plan)
     outputs = requested_by(plan)
-    for wanted in outputs:
-        wanted.directory.check_place()
-        wanted.directory.check_free()
+    for requested in outputs:
+        requested.directory.check_place()
+        requested.directory.check_free()
     return _done_before(outputs) or 0
 
 
@@ -292,17 +292,17 @@ def _open(outputs: tuple[RequestedOutput, ...]) -> list[Journal]:
     first.clear_stop()
     BatchFiles(first).clear_end()
     if _done_before(outputs) is not None:
-        for wanted in outputs:
-            remove_partials(wanted.path)
+        for requested in outputs:
+            remove_partials(requested.path)
         _restore(outputs[0].plan, first)
     else:
         _start_over(outputs)
-    return [_journal_of(wanted) for wanted in outputs]
+    return [_journal_of(requested) for requested in outputs]
 
 
-def _journal_of(wanted: RequestedOutput) -> Journal:
-    path, owner, total = wanted.directory.journal_path, wanted.fingerprint, len(wanted.output.grid)
-    if wanted.plan.kind.revision and not Journal.open_any(path).done:  # its job may have been changed
+def _journal_of(requested: RequestedOutput) -> Journal:
+    path, owner, total = requested.directory.journal_path, requested.fingerprint, len(requested.output.grid)
+    if requested.plan.kind.revision and not Journal.open_any(path).done:  # its job may have been changed
         Journal.create(path, owner, total).close()
     return Journal.open(path, owner, total)
 
@@ -315,51 +315,53 @@ def _done_before(outputs: tuple[RequestedOutput, ...]) -> int | None:
     previous = first.read_valid_plan()
     if previous is not None:
         check_same_job(plan, previous)
-    paths = [wanted.directory.journal_path for wanted in outputs]
+    paths = [requested.directory.journal_path for requested in outputs]
     journals = [Journal.open_any(path) for path in paths if path.exists()]
     done = sum(len(journal.done) for journal in journals)
     if len(journals) < len(outputs):
         if previous is not None and done:
-            wanted = next(wanted for wanted in outputs if not wanted.directory.journal_path.exists())
+            requested = next(requested for requested in outputs if not requested.directory.journal_path.exists())
             raise OutputRefused(
-                f"{wanted.directory.journal_path} is not there, and {counted(done, 'block')} of this run are done. Put the directory back "
-                f"beside {wanted.path} to go on, or run with --fresh to start over."
+                f"{requested.directory.journal_path} is not there, and {counted(done, 'block')} of this run are done. Put the directory back "
+                f"beside {requested.path} to go on, or run with --fresh to start over."
             )
         return None
     if previous is None:
         owned = [*map(_is_own_journal, outputs, journals)]  # each is checked: one of another job is refused
         if not any(owned):
             return None
-    for wanted, journal in zip(outputs, journals, strict=True):
-        if not wanted.path.exists() and (journal.done or not wanted.is_file):
-            _check_nothing_done(wanted, done)
+    for requested, journal in zip(outputs, journals, strict=True):
+        if not requested.path.exists() and (journal.done or not requested.is_file):
+            _check_nothing_done(requested, done)
             return None
-        if problems := RecordedImage(wanted.path, wanted.output.layout, wanted.blocks, journal).metadata_problems():
+        if problems := RecordedImage(
+            requested.path, requested.output.layout, requested.blocks, journal
+        ).metadata_problems():
             raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return done
 
 
-def _check_nothing_done(wanted: RequestedOutput, done: int) -> None:
+def _check_nothing_done(requested: RequestedOutput, done: int) -> None:
     """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back."""
-    if done or wanted.first.state_path.exists():
+    if done or requested.first.state_path.exists():
         work_done = f"{counted(done, 'block')} of it" if done else "intermediate results"
-        again = f"{repair_command(wanted.plan)} writes it again, " if wanted.is_file else ""
+        again = f"{repair_command(requested.plan)} writes it again, " if requested.is_file else ""
         raise OutputRefused(
-            f"{wanted.path} is not there, and {wanted.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
+            f"{requested.path} is not there, and {requested.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
             f"{again}or run with --fresh to start over."
         )
 
 
-def _is_own_journal(wanted: RequestedOutput, journal: Journal) -> bool:
+def _is_own_journal(requested: RequestedOutput, journal: Journal) -> bool:
     """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner."""
-    directory = wanted.directory
+    directory = requested.directory
     if not journal.done:
         return False
-    if (journal.fingerprint, journal.total) != (wanted.fingerprint, len(wanted.output.grid)):
+    if (journal.fingerprint, journal.total) != (requested.fingerprint, len(requested.output.grid)):
         raise ResumeRefused(
             f"{directory.journal_path} has {counted(len(journal.done), 'block')} of another job, and {directory.plan_path.name}, "
             f"which would tell what differs, is missing or damaged. `recon-cli resume {shlex.quote(str(directory.path))}` goes on with "
-            f"the job that it was; run with {to_start_over(wanted.plan)} to start over."
+            f"the job that it was; run with {to_start_over(requested.plan)} to start over."
         )
     return True
 
@@ -430,20 +432,20 @@ def _start_over(outputs: tuple[RequestedOutput, ...]) -> None:
     is written last: without a plan, nothing is resumed.
     """
     plan, first = outputs[0].plan, outputs[0].directory
-    claimed = [wanted.directory.claims_output() for wanted in outputs]
-    for wanted in outputs:
-        check_replaceable(wanted)
-        check_pixels(wanted)
+    claimed = [requested.directory.claims_output() for requested in outputs]
+    for requested in outputs:
+        check_replaceable(requested)
+        check_pixels(requested)
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)
     first.keep_run()
-    for wanted, is_claimed in zip(outputs, claimed, strict=True):
-        if not wanted.is_first:
-            wanted.directory.belong_to(first.path)
-        layout = wanted.output.layout
-        if is_claimed and wanted.path.exists():
-            restore_metadata(wanted.path, layout)  # a half-removed output can be recognised by its metadata
-        create_output(wanted.path, layout, overwrite=is_claimed or wanted.output.overwrite)
-        Journal.create(wanted.directory.journal_path, wanted.fingerprint, len(wanted.output.grid)).close()
+    for requested, is_claimed in zip(outputs, claimed, strict=True):
+        if not requested.is_first:
+            requested.directory.belong_to(first.path)
+        layout = requested.output.layout
+        if is_claimed and requested.path.exists():
+            restore_metadata(requested.path, layout)  # a half-removed output can be recognised by its metadata
+        create_output(requested.path, layout, overwrite=is_claimed or requested.output.overwrite)
+        Journal.create(requested.directory.journal_path, requested.fingerprint, len(requested.output.grid)).close()
     first.write_plan(kept_of(plan))

@@ -272,7 +272,7 @@ class _Driver:
             return replace(opened.sums(), seconds=under_way.seconds)
 
     def _through(self, under_way: ClusterPass[Any], session: Session) -> None:
-        next_pass = under_way.wanted
+        next_pass = under_way.job_pass
         self.status.pass_begins(next_pass.phase, next_pass.number, under_way.counted)
         self.under_way = under_way
         session.compute(under_way)

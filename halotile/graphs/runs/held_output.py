@@ -116,7 +116,7 @@ class HeldOutputs:
             self._at_hand, self._certain = journal, journal.done.copy()
         self._title = title
 
-    def look(self) -> bool:
+    def check_in_time(self) -> bool:
         """Check from time to time: every few seconds, and less often where a check takes long; return True where all is as it was."""
         return time.monotonic() >= self._next and self._is_checked(self._check)
 

@@ -25,15 +25,15 @@ from halotile.tasks.devices.device import release_memory
 RESTARTS = 3  # restarts of a cluster without a finished block in between after which a run gives up
 
 
-Wanted = TypeVar("Wanted", bound=AnyPass)
+AnyJobPass = TypeVar("AnyJobPass", bound=AnyPass)
 
 
-class ClusterPass(ABC, Generic[Wanted]):
+class ClusterPass(ABC, Generic[AnyJobPass]):
     """A pass of a run, on a cluster or on several, one after the other.
 
     Parameters
     ----------
-    wanted : Pass, Gather or RankProgram
+    job_pass : Pass, Gather or RankProgram
         The work.
     journal : Journal
         Record of the blocks that are done.
@@ -48,8 +48,8 @@ class ClusterPass(ABC, Generic[Wanted]):
     disk_error: str | None = None  # error of a full disk that ended the pass early
     untidy = False  # true once a worker was lost, which may have left part of a file behind
 
-    def __init__(self, wanted: Wanted, journal: Journal, ledger: Ledger | None, context: RunContext) -> None:
-        self.wanted = wanted
+    def __init__(self, job_pass: AnyJobPass, journal: Journal, ledger: Ledger | None, context: RunContext) -> None:
+        self.job_pass = job_pass
         self.journal = journal
         self.ledger = ledger
         self.context = context
@@ -60,7 +60,7 @@ class ClusterPass(ABC, Generic[Wanted]):
     @property
     def phase(self) -> str:
         """Its phase, as progress shows it."""
-        return self.wanted.phase
+        return self.job_pass.phase
 
     @property
     def done(self) -> int:
@@ -85,7 +85,7 @@ class ClusterPass(ABC, Generic[Wanted]):
         """Raise :class:`Stopped` when a signal came and blocks are left."""
         if self.signals.requested and self.left():
             name = self.signals.name
-            raise Stopped(f"stopped on {name}{self.wanted.title}{self.if_stopped}", name)
+            raise Stopped(f"stopped on {name}{self.job_pass.title}{self.if_stopped}", name)
 
     def progress(self, phase: str) -> Progress:
         """Return the progress of the run."""
@@ -170,29 +170,29 @@ class Session(AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def compute(self, wanted: ClusterPass[Any]) -> None:
+    def compute(self, under_way: ClusterPass[Any]) -> None:
         """Process a pass until none of its blocks is left, or its disk is full."""
         restarts = 0
-        self._last = wanted
-        while wanted.left() and not wanted.disk_error:
-            wanted.stop_if_asked()
-            before = wanted.done
+        self._last = under_way
+        while under_way.left() and not under_way.disk_error:
+            under_way.stop_if_asked()
+            before = under_way.done
             try:
-                phase = wanted.phase if self._used is not None else "start"
-                with self.status.ticking(partial(wanted.progress, phase)):
+                phase = under_way.phase if self._used is not None else "start"
+                with self.status.ticking(partial(under_way.progress, phase)):
                     cluster = self._cluster()
-                    await_workers(cluster, self.status.report, wanted.stop_if_asked)
-                wanted.run_on(cluster, preparing=phase)
+                    await_workers(cluster, self.status.report, under_way.stop_if_asked)
+                under_way.run_on(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
-                wanted.untidy = True
+                under_way.untidy = True
                 self._end()
                 if isinstance(self.given, SharedCluster):
                     self.given.close()
-                restarts = 0 if wanted.done > before else restarts + 1
+                restarts = 0 if under_way.done > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
                 self.status.report(f"no progress: {error} Starting the cluster anew, going on from the journal.")
-                self.status.notify(wanted.progress("start"))
+                self.status.notify(under_way.progress("start"))
 
     def _cluster(self) -> RunningCluster:
         if self._used is None:

@@ -11,7 +11,7 @@ KIND = JobKind(
     rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
-    how=("tile",),
+    execution_keys=("tile",),
     identity_words={
         "sides": "input.sides",
         "range": "input.range",

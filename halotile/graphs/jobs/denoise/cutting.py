@@ -181,8 +181,8 @@ def layout_of(image: JobImage, geometry: Geometry, dtype: str, channels: Channel
     ome = source.ome or OmeImage()
     if ome.omero is None and channels:
         ome = replace(ome, omero={"channels": list(channels)})  # as it comes back from JSON
-    wanted, memory_bytes = replace(job.output, dtype=dtype), parse_bytes(job.run.memory_per_worker)
-    layout = layout_like(source, wanted, geometry, source.dtype, memory_bytes, image.previous, ome)
+    requested, memory_bytes = replace(job.output, dtype=dtype), parse_bytes(job.run.memory_per_worker)
+    layout = layout_like(source, requested, geometry, source.dtype, memory_bytes, image.previous, ome)
     by_axis = dict(zip(roles.axes, roles.per_axis(geometry.scale, 1), strict=True))
     place, channel = source.georeference, roles.channel
     return replace(

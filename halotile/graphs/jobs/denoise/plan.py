@@ -53,7 +53,7 @@ from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_mor
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
 from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
 from halotile.graphs.plans.trials import gpu_trials
-from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
+from halotile.graphs.plans.trials.denoiser_trials import compare_tiles, compared_on_image, expect_trial, try_denoiser
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
@@ -155,7 +155,7 @@ def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] |
     # Its noise level is a side input in each round of photon noise.
     names, tile = (["sigma"], replace(job.tile, depth="auto")) if photons else ([*sides], job.tile)
     lengths, report = tuple(image.source.shape[i] for i in roles.spatial), request.report
-    own_code, halo = tried(denoiser, tile, lengths, previous, run=job.run, report=report, sides=names)
+    own_code, halo = try_denoiser(denoiser, tile, lengths, previous, run=job.run, report=report, sides=names)
     seals = seals_of(denoiser, own_code)
     if halo.probed:
         denoiser = denoiser.probed(*halo.probed)
@@ -293,7 +293,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
 
     def settle(chosen: tuple[AnyDenoiseTask, Footprint]) -> gpu_trials.ChosenTiles:
         task = max(chosen[0].parts, key=lambda part: (part.denoiser.convolutional, part.denoiser.bytes_per_pixel()))
-        with report_if_slow(request.report, gpu_trials.trying(task)):
+        with report_if_slow(request.report, gpu_trials.trial_text(task)):
             return gpu_trials.choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
     def settled(
@@ -310,7 +310,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
     chosen, tiles = gpu_trials.chosen_with_tiles(choose, settle, fits, is_free=is_free)
     assert tiles is not None
     task, needed = settled(chosen, tiles)
-    check = partial(compared, job=job, previous=previous, report=request.report)
+    check = partial(compare_tiles, job=job, previous=previous, report=request.report)
     pairs = zip(sized.parts, task.parts, strict=True)
     parts = [replace(part, halo=check(part.halo, own)) for part, own in pairs]
     return replace(sized, parts=parts), task, needed, tiles

@@ -21,7 +21,7 @@ from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
 from halotile.graphs.plans.trials import gpu_trials
-from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compared, expect_trial, tried
+from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compare_tiles, expect_trial, try_denoiser
 from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.subsets import ordered_subset
@@ -261,7 +261,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     roles = roles_of(opened.data[0], shape)
     own_code, halo = DenoiserTrial({}, cutting.Halo(((0, 0),) * 2, 1, "no denoiser"))
     if denoiser is not None:
-        own_code, halo = tried(denoiser, job.tile, shape[-2:], previous, run=job.run, report=request.report)
+        own_code, halo = try_denoiser(denoiser, job.tile, shape[-2:], previous, run=job.run, report=request.report)
     geometry = cutting.Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = cutting.layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
@@ -321,7 +321,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
             if request.probe:
                 raise ConfigError(f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out.")
             return None
-        with report_if_slow(request.report, gpu_trials.trying(task)):
+        with report_if_slow(request.report, gpu_trials.trial_text(task)):
             return gpu_trials.choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
     def fits(cut: inversion.CutImage, tuned: Tuned | None) -> bool:
@@ -332,7 +332,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free
     )
     trial = inversion.denoising_of(cut, sized.state_layout, (), output)
-    halo = compared(sized.halo, trial, job, previous, request.report)
+    halo = compare_tiles(sized.halo, trial, job, previous, request.report)
     if tiles is not None:
         cut = replace(cut, prior=cut.prior.with_denoised(partial(gpu_trials.sized_as, task=tiles.task)))
     tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")

@@ -11,6 +11,6 @@ KIND = JobKind(
     rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
-    how=("tile", "exact"),
+    execution_keys=("tile", "exact"),
     essentials=essentials,
 )

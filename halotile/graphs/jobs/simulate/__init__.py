@@ -51,7 +51,7 @@ KIND = JobKind(
     | {("", "reference"): filled, ("noise", "background"): AtLeast(0)}
     | {("output", key): AtLeast(1) for key in ("shard", "chunk")},
     rules=(*OPERATOR_RULES, _noise_levels),
-    how=("exact",),
+    execution_keys=("exact",),
     check_places=check_places,
     makes_data=True,
     to_replace="output.overwrite: true (--overwrite of `recon-cli simulate`)",

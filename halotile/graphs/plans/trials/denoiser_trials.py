@@ -74,7 +74,7 @@ def expect_trial(denoiser: Denoiser | None) -> None:
         ensure_forks()
 
 
-def tried(
+def try_denoiser(
     denoiser: Denoiser,  # denoiser, with the noise level set
     tile: Tile,  # tile section of the job
     image: tuple[int, ...],  # lengths of the tiled axes
@@ -94,7 +94,7 @@ def tried(
         return bounded(call, denoiser.title, run)
 
 
-def compared(
+def compare_tiles(
     halo: Halo, task: DenoiseTask | None, job: TiledJob, previous: Mapping[str, Any] | None, report: Report
 ) -> Halo:
     """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the halo.

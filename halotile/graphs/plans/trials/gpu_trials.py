@@ -82,7 +82,7 @@ def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None)
     }
 
 
-def trying(task: DenoiseTask) -> str:
+def trial_text(task: DenoiseTask) -> str:
     """Describe a trial in a few words, for the time that it takes."""
     return f"trying {task.denoiser.title} on {'this CPU' if task.device == 'cpu' else 'a GPU'}"
 

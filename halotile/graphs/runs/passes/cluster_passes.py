@@ -58,7 +58,7 @@ class BlockPass(ClusterPass[Pass]):
 
     def __init__(
         self,
-        wanted: Pass,
+        job_pass: Pass,
         journal: Journal,
         ledger: Ledger | None,
         context: RunContext,
@@ -67,14 +67,14 @@ class BlockPass(ClusterPass[Pass]):
         seconds_per_block: float | None = None,
         others: Sequence[Journal] = (),
     ) -> None:
-        super().__init__(wanted, journal, ledger, context)
+        super().__init__(job_pass, journal, ledger, context)
         self.others = others
-        self.task = wanted.task
-        self.total = len(wanted.grid) if wanted.blocks is None else min(wanted.blocks, len(wanted.grid))
+        self.task = job_pass.task
+        self.total = len(job_pass.grid) if job_pass.blocks is None else min(job_pass.blocks, len(job_pass.grid))
         self.options = context.plan.run
         self.directory = context.directory
-        self.task_seconds = wanted.task_seconds or TASK_SECONDS
-        self.seconds_per_block = seconds_per_block or wanted.seconds_per_block
+        self.task_seconds = job_pass.task_seconds or TASK_SECONDS
+        self.seconds_per_block = seconds_per_block or job_pass.seconds_per_block
         self.bad |= bad or {}
         self.failed_on: dict[int, list[str]] = {}
         """Workers on which a block failed."""
@@ -106,7 +106,7 @@ class BlockPass(ClusterPass[Pass]):
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on a cluster."""
-        self.outputs.begin(self.journal, self.wanted.title)
+        self.outputs.begin(self.journal, self.job_pass.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
@@ -115,7 +115,7 @@ class BlockPass(ClusterPass[Pass]):
                 for error in stack.enter_context(setup):
                     self._exclude(error)
             self.stop_if_asked()
-            watch, title = self.status.watch, self.wanted.title
+            watch, title = self.status.watch, self.job_pass.title
             watch.begin(self.task.grid, self.journal.done, self.bad, self.phase, title)
             self._pass_through(cluster, token)
         self.outputs.check()
@@ -136,7 +136,7 @@ class BlockPass(ClusterPass[Pass]):
             partial(run_blocks, token=token, directory=self.directory),
             name=self.phase,
             grouping=grouping,
-            iteration=self.wanted.iteration,
+            iteration=self.job_pass.iteration,
             stall_seconds=self.options.stall_seconds,
             limited=True,
             between=self._stop_if_hurried,
@@ -230,19 +230,19 @@ class BlockPass(ClusterPass[Pass]):
 
     def _await_another(self, present: set[str], stream: Stream) -> None:
         """Wait for a worker besides those that cannot load the job; raise the error of one of them where none will come."""
-        wanted = len(present) + 1
+        workers = len(present) + 1
         last = time.monotonic() + RESTART_SECONDS
         with self.status.ticking(partial(self.progress, self.phase)):
             while workers_of(stream.client) == present:
                 self.stop_if_asked()
-                self.outputs.look()
-                missing = self._cluster.missing(wanted)
+                self.outputs.check_in_time()
+                missing = self._cluster.missing(workers)
                 if missing and missing != self._missing:
                     self.status.report(f"waiting for another worker, since no present one can load the job: {missing}")
                 self._missing = missing
                 with suppress(errors.ClusterFailed):
-                    self._cluster.check(wanted)
-                    if wanted <= self._cluster.workers and (missing or time.monotonic() < last):
+                    self._cluster.check(workers)
+                    if workers <= self._cluster.workers and (missing or time.monotonic() < last):
                         time.sleep(LOOK_SECONDS)
                         continue
                 raise self.unready[present.pop()]
@@ -308,7 +308,7 @@ class BlockPass(ClusterPass[Pass]):
             stream.again([bad.number], alone=alone, workers=self._elsewhere(bad.number, stream))
             return
         self.bad[bad.number] = bad
-        records = self.wanted.records
+        records = self.job_pass.records
         self.status.give_up(bad, records if isinstance(records, JobOutput) else None)
 
     def _watch(self, stream: Stream) -> None:
@@ -324,7 +324,7 @@ class BlockPass(ClusterPass[Pass]):
             if self.failed_on or self.status.retired:
                 self._find_fit(stream)
             self.synced = time.monotonic()
-        self.outputs.look()
+        self.outputs.check_in_time()
         self.status.notify(self.progress("drain" if stream.draining else self.phase))
 
     def _stop_if_hurried(self) -> None:
@@ -347,15 +347,15 @@ class GatherPass(ClusterPass[Gather]):
     @property
     def phase(self) -> str:
         """Prefix of the tasks."""
-        return self.wanted.work.phase
+        return self.job_pass.work.phase
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster."""
-        self.outputs.begin(self.journal, self.wanted.title)
-        shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
-        self.wanted.folder.mkdir(parents=True)
+        self.outputs.begin(self.journal, self.job_pass.title)
+        shutil.rmtree(self.job_pass.folder, ignore_errors=True)  # left by a run that was killed
+        self.job_pass.folder.mkdir(parents=True)
         self.status.work_begins()
-        self.status.watch.begin(ONE_BLOCK, self.journal.done, (), self.phase, self.wanted.title)
+        self.status.watch.begin(ONE_BLOCK, self.journal.done, (), self.phase, self.job_pass.title)
         try:
             (part,) = self._results(cluster)
             sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
@@ -368,12 +368,12 @@ class GatherPass(ClusterPass[Gather]):
             self.disk_error = str(error)
             return
         finally:
-            shutil.rmtree(self.wanted.folder, ignore_errors=True)
+            shutil.rmtree(self.job_pass.folder, ignore_errors=True)
         self.outputs.check()
         self.status.count_memory(part.peak_memory_bytes)
 
     def _results(self, cluster: RunningCluster) -> list[Part]:
-        gather = self.wanted
+        gather = self.job_pass
         (total,) = plan_calls(gather.work, gather.terms, SPLIT_EVERY, cluster.workers, gather.read_bytes)
         write = delayed(gather.work.keep)(total, dask_key_name=f"write-{total.key}")
         options = self.context.plan.run
@@ -383,7 +383,7 @@ class GatherPass(ClusterPass[Gather]):
     def _between(self) -> None:
         """While tasks run: react to signals, report the progress."""
         self.stop_if_asked()
-        self.outputs.look()
+        self.outputs.check_in_time()
         self.status.notify(self.progress(self.phase))
 
 
@@ -403,13 +403,13 @@ class RanksPass(ClusterPass[RankProgram]):
     @property
     def done(self) -> int:
         """Number of steps that are done."""
-        return self.wanted.look()
+        return self.job_pass.steps_done()
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Run the program on a cluster, again from its checkpoint where a rank failed."""
-        self.outputs.begin(self.journal, self.wanted.title)
+        self.outputs.begin(self.journal, self.job_pass.title)
         self.status.work_begins()
-        self.wanted.records.folder.mkdir(parents=True, exist_ok=True)
+        self.job_pass.records.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._attempts(cluster)
             self.outputs.check()
@@ -436,12 +436,12 @@ class RanksPass(ClusterPass[RankProgram]):
 
     def _attempt(self, cluster: RunningCluster) -> None:
         directory, run = self.context.directory, self.context.plan.run
-        mode = "cpu" if self.wanted.device == "cpu" else "gpu"
-        given = self.wanted.program, directory, directory.driver()
+        mode = "cpu" if self.job_pass.device == "cpu" else "gpu"
+        given = self.job_pass.program, directory, directory.driver()
         call = partial(call_with_group, _peak_of, given)
         program = TorchProgram(
             call,
-            self.wanted.records.folder,
+            self.job_pass.records.folder,
             device_mode=mode,
             timeout_seconds=PATIENCE * run.stall_seconds,
             advice=ADVICE,
@@ -459,14 +459,14 @@ class RanksPass(ClusterPass[RankProgram]):
     def _between(self) -> None:
         """While the ranks work: react to signals, check the input, report the progress."""
         self.stop_if_asked()
-        if self.outputs.look():
-            self.wanted.keep()
+        if self.outputs.check_in_time():
+            self.job_pass.keep_checkpoint()
         self.status.notify(self.progress(self.phase))
         steps, since = self.moved
         if (done := self.done) != steps:
             self.moved = done, time.monotonic()
         elif time.monotonic() - since > self.context.plan.run.stall_seconds:
-            raise errors.Stalled(f"no step ended for {time.monotonic() - since:.0f} s{self.wanted.title}.")
+            raise errors.Stalled(f"no step ended for {time.monotonic() - since:.0f} s{self.job_pass.title}.")
 
     def _take_back_doubtful(self) -> None:
         """Take back the steps since the input was last known to be as it was, unless it still is."""
@@ -478,7 +478,7 @@ class RanksPass(ClusterPass[RankProgram]):
             is_changed = True
         if is_changed:
             with suppress(OSError):
-                self.wanted.revert()
+                self.job_pass.restore_checkpoint()
 
 
 @refusing_full("a rank cannot keep what it has computed")

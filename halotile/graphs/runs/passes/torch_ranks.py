@@ -164,8 +164,8 @@ class RankWatch:
     looked: float = field(default_factory=time.monotonic)  # time of the last look
     returned: float | None = None  # time at which some ranks were first seen to have returned
 
-    def look(self, ended: Collection[int]) -> None:
-        """Look at the ranks where it is time for it; those that have ended are known."""
+    def check(self, ended: Collection[int]) -> None:
+        """Ask the ranks where it is time for it; those that have ended are known."""
         now = time.monotonic()
         if now - self.looked < self.pause:
             return
@@ -328,12 +328,12 @@ class TorchProgram:
             if failed_at is None and any(end.trace for end in ends.values()):
                 failed_at = time.monotonic()
             if failed_at is None:
-                watch.look(ends)
+                watch.check(ends)
 
     def _end_of(self, client: Client, future: Future, rank: int, worker: str, between: Callable[[], None]) -> RankEnd:
         """Fetch the end of a rank from its worker, which may die meanwhile: no other worker would compute it again."""
 
-        def look() -> None:
+        def check_worker() -> None:
             between()
             if worker not in present_workers(client, between=between):
                 raise WorkerDied(f"{worker} is gone.")
@@ -341,7 +341,7 @@ class TorchProgram:
         seconds = max(RPC_SECONDS, self.timeout_seconds)
         end: RankEnd
         try:
-            (end,) = fetch(client, [future], seconds=seconds, between=look)
+            (end,) = fetch(client, [future], seconds=seconds, between=check_worker)
         except (KilledWorker, WorkerDied):  # the scheduler may say so before the worker is missed
             return RankEnd.lost(rank, worker)
         except HalotileError:
