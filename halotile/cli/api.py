@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.cli import trying
+from halotile.cli import comparing
 from halotile.cli.arguments import ExportRequest, Flags, PreviewRequest, TryRequest
 from halotile.cli.config.loading import load_job, read_config, saved_job_of
 from halotile.cli.config.sections import check_config
@@ -344,7 +344,7 @@ def try_settings(
     >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
     ('denoiser.strength=1',)
     """
-    values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
+    values = [f"{key}={comparing.listed(values)}" for key, values in settings.items()]
     request = TryRequest(
         config=Path(job),
         overrides=values,
@@ -355,7 +355,7 @@ def try_settings(
         allow_import=allow_import,
         is_call=True,
     )
-    return trying.try_settings(request)
+    return comparing.try_settings(request)
 
 
 def verify(

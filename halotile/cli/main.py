@@ -17,11 +17,11 @@ import psutil
 
 from halotile.cli import exits
 from halotile.cli.app import app
-from halotile.cli.commands import clusters, jobs, looking, scans
+from halotile.cli.commands import clusters, images, jobs, scans
 from halotile.graphs.clusters.workers.settings import keep_compiled_code_at_home
 from halotile.tasks.devices.device import allow_memory
 
-__all__ = ["app", "clusters", "jobs", "looking", "main", "scans"]
+__all__ = ["app", "clusters", "images", "jobs", "main", "scans"]
 
 _ASKED = (signal.SIGTERM, signal.SIGUSR1)  # signals on which a run drains instead
 

@@ -168,7 +168,9 @@ def has_noise_map(task: DenoiseTask) -> bool:
 def noise_at(task: DenoiseTask, region: Region, level: ArrayLike) -> PhotonNoise:
     """The noise at a region in the units of the file: that of photons, or the map of the job, NaN where it is 0, or else of a level."""
     if "gain" in task.sides:
-        return PhotonNoise.of(*(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance")))
+        return PhotonNoise.from_values(
+            *(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance"))
+        )
     if isinstance(task.denoiser, PhotonDenoiser):
         return task.denoiser.noise
     sigma = np.asarray(level)

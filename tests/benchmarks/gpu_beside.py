@@ -31,7 +31,7 @@ def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]
     import torch
 
     one_precision(benchmark=True)
-    model = next(iter(Subject.of(subject).models(folder).values()))
+    model = next(iter(Subject.named(subject).models(folder).values()))
     known = best_of(folder, device, subject)
     last = not known.exists() or json.loads(known.read_text())[0][3]
     layout = torch.channels_last if last else torch.contiguous_format
@@ -59,7 +59,7 @@ def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> R
 
     forward, pixels = _peer(folder, edge, device, subject)
     window = min(PEER_WINDOW, edge)
-    share = (2 * Subject.of(subject).reach / window) if overlap == "least" and window < edge else 0.25
+    share = (2 * Subject.named(subject).reach / window) if overlap == "least" and window < edge else 0.25
     return _peer_rate(
         lambda: sliding_window_inference(pixels, (window, window), 1, forward, overlap=share), device, edge
     )
@@ -70,7 +70,7 @@ def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) ->
     from deepinv.distributed import DistributedContext, distribute
 
     forward, pixels = _peer(folder, edge, device, subject)
-    reach = math.ceil(Subject.of(subject).reach / 8) * 8
+    reach = math.ceil(Subject.named(subject).reach / 8) * 8
     patch, overlap, batch = 256, 64, 16
     if patches == "large":
         patch, batch = min(PEER_WINDOW, edge // 2), 1

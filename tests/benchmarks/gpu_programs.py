@@ -56,7 +56,7 @@ class Subject:
     width: int = unets.WIDTH
 
     @classmethod
-    def of(cls, word: str) -> Subject:
+    def named(cls, word: str) -> Subject:
         """``unet-16`` and the like."""
         name, _, width = word.partition("-")
         return cls(name, int(width)) if width else cls(name)
@@ -97,7 +97,7 @@ def planned(folder: Path, edge: int, device: str, subject: str, name: str, worke
     from halotile.graphs.plans.plan import make_plan
 
     known, output = sizes_of(folder, edge, device, subject, workers), fresh(folder / f"{name}.zarr")
-    return make_plan(job_of(Subject.of(subject), image(folder, edge), output, device, workers, known))
+    return make_plan(job_of(Subject.named(subject), image(folder, edge), output, device, workers, known))
 
 
 def sizes_of(folder: Path, edge: int, device: str, subject: str, workers: int = 1) -> Path:
@@ -292,7 +292,7 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     with started(1) as cluster:
         for number, each in enumerate(("cpu", device)):
             output = fresh(folder / f"agreement-{number}.zarr")
-            run(make_plan(job_of(Subject.of(subject), image(folder, edge), output, each, 1)), cluster=cluster)
+            run(make_plan(job_of(Subject.named(subject), image(folder, edge), output, each, 1)), cluster=cluster)
             results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
     reference, other = results
     return {"difference": float(np.abs(other - reference).max() / np.abs(reference).max())}
@@ -309,7 +309,7 @@ def bare(folder: Path, edge: int, device: str, subject: str, how: str = STOPWATC
     known = best_of(folder, device, subject, how)
     ways = [tuple(way) for way in json.loads(known.read_text())] if known.exists() else None
     one_precision(benchmark=how == STOPWATCH)
-    measured = dict(_bare_rates(folder, edge, device, Subject.of(subject), ways))
+    measured = dict(_bare_rates(folder, edge, device, Subject.named(subject), ways))
     best = max(measured, key=lambda way: measured[way])
     known.write_text(json.dumps([best]))
     built, tile, batch, last = best

@@ -115,7 +115,7 @@ def single_job(source: Path, place: Path, denoiser: dict[str, Any], **parts: Any
 
 
 def apart_job(source: Path, place: Path, case: Case, **parts: Any) -> Any:
-    others = {key: DenoiserChoice.of(other) for key, other in case.channels.items()}
+    others = {key: DenoiserChoice.from_mapping(other) for key, other in case.channels.items()}
     return replace(single_job(source, place, case.denoiser, **parts), channels=others)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from skimage.data import camera, cell, clock, coins, moon, retina
 
-from halotile.cli.trying import rows_of
+from halotile.cli.comparing import rows_of
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting, compare
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -339,7 +339,7 @@ def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> N
         best[name] = float(one.tried[int(np.argmin(true))].setting[0])
     assert len(set(best.values())) > 1
     assert found.written == {"denoiser": {"name": "tv", "strength": best, "sigma": "auto"}}
-    pasted = DenoiserChoice.of(found.written["denoiser"])
+    pasted = DenoiserChoice.from_mapping(found.written["denoiser"])
     assert len(make_plan(replace(job, denoiser=pasted)).identity["channels"]) == len(set(best.values()))
 
 
@@ -377,7 +377,7 @@ def test_each_channel_is_judged_by_the_level_of_its_own_denoiser(tmp_path: Path)
     def job_with(setting: Setting) -> Denoising:
         strength = float((*setting, "1")[0])
         job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": strength, "sigma": 5.0})
-        return replace(job, channels={"1": DenoiserChoice.of(other | {"strength": strength})})
+        return replace(job, channels={"1": DenoiserChoice.from_mapping(other | {"strength": strength})})
 
     levels = [one.noise for one in compare([("0.5",), ("1",)], job_with).channels.values()]
     assert levels == pytest.approx([5, 40], rel=0.1)

@@ -59,7 +59,7 @@ def job_in(folder: Path, out: str = "mean", **changes: Any) -> Sampling:
         "tile": {"block": 64},
     }
     sections = {name: SECTIONS[name](**values | changes.pop(name, {})) for name, values in parts.items()}
-    denoiser = DenoiserChoice.of(changes.pop("denoiser", TV))
+    denoiser = DenoiserChoice.from_mapping(changes.pop("denoiser", TV))
     own: dict[str, Any] = {"run": Run(workers=1, memory_per_worker="3GiB"), "cluster": Cluster(dashboard=False)}
     return Sampling(denoiser=denoiser, **sections, **own, **changes)
 

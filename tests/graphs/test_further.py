@@ -103,7 +103,7 @@ def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, go: Go) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         go(solved(cut, iterations=3), cut_off)
-    assert 2 <= Reached.of(directory(cut)).iterations <= 3
+    assert 2 <= Reached.from_run(directory(cut)).iterations <= 3
     go(cut)
     go(whole)
     assert files(cut) == files(whole)

@@ -229,7 +229,7 @@ def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
     recipe = opened(folder).recipe
     content = {"object": np.ones(recipe.shape, np.complex64), "probe": np.ones((1, 32, 32), np.complex64)}
     begun = replace(opened(folder, content).recipe, checkpoint=folder / "checkpoint")
-    sent = SentRecipe.of(begun, str(folder / "start.h5"))
+    sent = SentRecipe.from_recipe(begun, str(folder / "start.h5"))
     assert len(pickle.dumps(sent)) < 10_000
     received = sent.opened()
     assert received.start is not None

@@ -210,7 +210,7 @@ IMAGE = solving.scene((100, 90)) + np.float32(0.1)
 def staged(problem: Problem, form: Form) -> Problem:
     """The same problem with its operators as a form has them."""
     maps: dict[str, Any] = {name: form.map(name) for name in ("gradient", "normal", "sensitivity")}
-    return replace(problem, **maps, parts=lambda numbers: staged(problem, form.of(numbers)))
+    return replace(problem, **maps, parts=lambda numbers: staged(problem, form.subset(numbers)))
 
 
 @pytest.mark.parametrize("solver", STAGED)

@@ -248,7 +248,7 @@ def try_scan_zarr(path: Path) -> None:
 
 def _shown(path: Path) -> Any:
     """Everything that `recon-cli info` shows of a scan."""
-    facts = ScanFacts.of(str(path))
+    facts = ScanFacts.from_file(str(path))
     return facts and (facts.to_json(), facts.rows(), facts.next_step())
 
 

@@ -257,7 +257,7 @@ def test_a_directory_that_no_run_made_is_refused_and_unchanged(directory: RunDir
 CLOSED = """
 import os, pathlib, sys
 import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.loading, halotile.graphs.runs.verify  # imported now, because later imports may lack permission
-from halotile.cli.commands.looking import verify
+from halotile.cli.commands.images import verify
 from halotile.cli.status import find_run
 from halotile.errors import OutputRefused
 from halotile.storage.run_directory.directory import RunDirectory

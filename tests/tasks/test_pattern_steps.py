@@ -76,7 +76,7 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
 
 
 def test_gradients_are_those_of_automatic_differentiation() -> None:
-    far, near = propagators.FarField(), propagators.NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
+    far, near = propagators.FarField(), propagators.NearField.from_frame(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
     rows: list[tuple[propagators.Propagator, int]] = [(far, 1), (far, 3), (near, 1)]
     for (propagator, oversampling), loss, masked in itertools.product(rows, losses.LOSSES, (False, True)):
         generator, detector = torch.Generator().manual_seed(1), [n // oversampling for n in SHAPE]
@@ -183,7 +183,7 @@ def test_slots_have_the_same_bits_together_and_alone(edge: int, variations: int,
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
     stages = (SolverStage(epochs=2, lr=0.03, batch=batch),)
-    optics = Optics.of(scan, (edge, edge), "far", None)
+    optics = Optics.from_scan(scan, (edge, edge), "far", None)
     refined = PARTS if variations else PARTS[:5]
     recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, refined, stages, 4, 5, 4)
     recipe = replace(recipe, variations=variations, held_out=0.1 if batch == 10 else 0.0)

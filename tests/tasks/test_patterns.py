@@ -35,7 +35,7 @@ def recipe_of(simulated: SimulatedScan, folder: Path, refined: Sequence[str], *s
     """A reconstruction of a simulated scan in 4 slots, its files in a folder."""
     convert.write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(folder / "scan.zarr"))
-    optics = Optics.of(scan, (simulated.pattern, simulated.pattern), "far", None)
+    optics = Optics.from_scan(scan, (simulated.pattern, simulated.pattern), "far", None)
     return ScanRecipe(scan, patterns, optics, "amplitude_mse", 2, tuple(refined), stages, 4, 0, 4)
 
 
@@ -122,7 +122,9 @@ def test_a_step_changes_the_pixel_whose_gradient_it_is_however_an_image_lies_in_
     image = torch.arange(6.0).reshape(2, 3).T  # as one of MATLAB, or orthogonal modes
     kept = {"means": torch.zeros(3, 2), "squares": torch.zeros(3, 2), "counts": torch.zeros(())}
     moments = {name: {"object": tensor} for name, tensor in kept.items()}
-    state = ReconstructionState.of(ReconstructionState({"object": image}, 1.0, moments=moments).content(), "cpu")
+    state = ReconstructionState.from_content(
+        ReconstructionState({"object": image}, 1.0, moments=moments).content(), "cpu"
+    )
     gradient = torch.zeros(3, 2)
     gradient[0, 1] = 1
     adam(state, {"object": gradient}, {"object": 0.1}, BATCH)

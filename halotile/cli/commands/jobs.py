@@ -66,15 +66,15 @@ def validate(config: arg.Config, overrides: arg.Overrides = None, as_json: arg.J
 @command("try")
 def try_settings(request: arg.TryRequest, as_json: arg.Json = False, quiet: arg.Quiet = False) -> None:
     """Compare settings on a crop, side by side. Each denoises it as a run would."""
-    from halotile.cli import trying
+    from halotile.cli import comparing
 
-    comparison = trying.try_settings(request, report=complain)
-    for failure in trying.failures_of(comparison):
+    comparison = comparing.try_settings(request, report=complain)
+    for failure in comparing.failures_of(comparison):
         complain(f"not shown: {failure}")
     if as_json:
-        print_json(trying.comparison_json(comparison, request.file))
+        print_json(comparing.comparison_json(comparison, request.file))
     elif not quiet:
-        print_rows(str(request.file or "settings"), trying.rows_of(comparison))
+        print_rows(str(request.file or "settings"), comparing.rows_of(comparison))
 
 
 COUNTS = "Numbers of workers to compare; 1, 2, 4 and so on up to run.workers when left out."

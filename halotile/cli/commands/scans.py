@@ -89,7 +89,7 @@ def convert(
     known = KnownValues(**{name: converted[name] if name in converted else given[name] for name in names})
     with progress(path, quiet) as tick:
         convert_scan(source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of))
-    if not quiet and (facts := ScanFacts.of(path)):
+    if not quiet and (facts := ScanFacts.from_file(path)):
         facts.show()
 
 

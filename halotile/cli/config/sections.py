@@ -466,7 +466,7 @@ class _Check:
             return None
         # Rules of its other keys find their faults as well.
         right = {key for key in written if key == "name" or not self.found.is_wrong((*place, key))}
-        return schema.of({key: written[key] for key in written if key in right})
+        return schema.from_mapping({key: written[key] for key in written if key in right})
 
     def _values(self) -> dict[str, Any]:
         """Return the values outside all sections that are right, with the defaults of those that are left out."""

@@ -214,7 +214,7 @@ class ScanFacts:
     dtype: str
 
     @classmethod
-    def of(cls, path: str) -> ScanFacts | None:
+    def from_file(cls, path: str) -> ScanFacts | None:
         """The facts of a scan; None where there is none."""
         if is_scan(path):
             scan, patterns = open_scan(path)

@@ -35,7 +35,7 @@ class ProgramFiles:
     checkpoint: Path
 
     @classmethod
-    def of(cls, directory: RunDirectory, digest: str) -> ProgramFiles:
+    def from_run(cls, directory: RunDirectory, digest: str) -> ProgramFiles:
         """The files of a run, by the digest of its job."""
         folder = directory.state_path
         return cls(folder, folder / f"{digest[:12]}{CHECKPOINT}")
@@ -101,7 +101,7 @@ class ProgramWork(Work):
         """Number of steps."""
 
     def files(self, at: RunView) -> ProgramFiles:
-        return ProgramFiles.of(at.directory, at.fingerprint)
+        return ProgramFiles.from_run(at.directory, at.fingerprint)
 
     @abstractmethod
     def in_files(self, files: ProgramFiles, drawing: Path) -> Any:

@@ -217,10 +217,10 @@ class NamedChoice:
         return {own.name for own in fields(cls)} - {"name", "options"}  # type: ignore[arg-type]  # is a dataclass
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Self:
+    def from_mapping(cls, written: Mapping[str, Any]) -> Self:
         """Return the choice in a mapping as a job file has it.
 
-        >>> DenoiserChoice.of({"name": "tv", "strength": 1.0})
+        >>> DenoiserChoice.from_mapping({"name": "tv", "strength": 1.0})
         DenoiserChoice(name='tv', options={'strength': 1.0})
         """
         own = {key: value for key, value in written.items() if key == "name" or key in cls.own_keys()}
@@ -230,7 +230,7 @@ class NamedChoice:
     @classmethod
     def nested(cls, written: Mapping[str, Any]) -> Self:
         """Return the choice in a mapping among the options of another one."""
-        return cls.of(written)
+        return cls.from_mapping(written)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
         keys = ["name", *written_keys(kind.declared(given), kind)]
         strange = (key for key in values if key not in keys)
         raise_faults({(name, key): fault_of_option(kind, given, key) or unknown(key, keys) for key in strange})
-    return kind.of(values)
+    return kind.from_mapping(values)
 
 
 def check_options(kind: type, options: Words) -> None:

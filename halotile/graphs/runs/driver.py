@@ -53,7 +53,7 @@ class Outcome(Progress):
     retired: tuple[str, ...] = ()  # workers that were given no more blocks, with host and reason
 
     @classmethod
-    def of(cls, plan: Plan, progress: Progress, **found: Any) -> Outcome:
+    def from_progress(cls, plan: Plan, progress: Progress, **found: Any) -> Outcome:
         """Return the outcome of a plan with this final progress."""
         last = {each.name: getattr(progress, each.name) for each in fields(progress)}
         return cls(**last, output=str(plan.output), run_directory=str(plan.run_directory), **found)
@@ -304,7 +304,7 @@ class _Driver:
             self.context.directory.write_page(with_report(page, report_of(self.plan, inspection, progress)))
         self.status.end("finished", progress, "")
         found = {"quarantined": bad, "inspection": inspection, "retired": tuple(self.status.retired.values())}
-        return Outcome.of(self.plan, progress, **found)
+        return Outcome.from_progress(self.plan, progress, **found)
 
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""

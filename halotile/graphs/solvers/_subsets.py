@@ -59,7 +59,7 @@ class SubsetSolver(SolverBase):
     def part(self, problem: Problem, iteration: int) -> Problem:
         """Return the problem of the operators that an iteration takes."""
         subsets = self.count(problem.operators)
-        return problem.of(ordered_subset(problem.operators, subsets, iteration, order=self.order, seed=self.seed))
+        return problem.subset(ordered_subset(problem.operators, subsets, iteration, order=self.order, seed=self.seed))
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state; at the end of an epoch, with its misfit and its largest change.
@@ -106,7 +106,7 @@ class SubsetNorms(Lanczos):
         """Return the next vector of a subset; the first one anew where nothing is left to find."""
         number, inner = divmod(state.passes, PASSES_EACH)
         subsets = self.solver.count(problem.operators)
-        part = problem.of(ordered_subset(problem.operators, subsets, number))
+        part = problem.subset(ordered_subset(problem.operators, subsets, number))
         within = State(inner, state.numbers)
         if inner and is_spent(within):
             within = State()

@@ -92,7 +92,7 @@ class Problem:
     """The step size is halved where the objective rises, and a step leaves at least half of each pixel: the curvature
     grows where an image becomes darker, and that at the start is no bound."""
 
-    def of(self, numbers: Sequence[int]) -> Problem:
+    def subset(self, numbers: Sequence[int]) -> Problem:
         """Return the problem of the operators of these numbers."""
         assert self.parts is not None
         return self.parts(numbers)

@@ -127,7 +127,7 @@ def _cell(window: Array, kernel: Array) -> Array:
 
     lengths = _length(window.shape[0]), _length(window.shape[1])
     spectrum = fft.rfft2(window, s=lengths)
-    spectrum *= _SPECTRA.of(kernel, lengths)
+    spectrum *= _SPECTRA.spectrum(kernel, lengths)
     cell: Array = fft.irfft2(spectrum, s=lengths, overwrite_x=True)
     return cell
 
@@ -147,7 +147,7 @@ class _Spectra:
         self._cached: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, kernel: Array, lengths: tuple[int, int]) -> Array:
+    def spectrum(self, kernel: Array, lengths: tuple[int, int]) -> Array:
         """The conjugate transform of a kernel, computed in double precision, returned in that of the kernel."""
         key = (kernel.tobytes(), kernel.shape, kernel.dtype.str, lengths)
         with self._lock:

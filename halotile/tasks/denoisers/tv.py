@@ -70,7 +70,7 @@ class TotalVariation(LeveledFilter):
 
     def apply(self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
         """Take the dual steps."""
-        gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
+        gradient = _Gradient.from_image(image, self.spacing_along(image.dim() - 2), valid)
         steps = _accelerated if self.accelerates else _minimise
         return steps(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient)
 
@@ -104,7 +104,7 @@ class _Gradient(NamedTuple):
     """For each axis, 1 where a pixel and the next are both measured; None without holes."""
 
     @classmethod
-    def of(cls, image: torch.Tensor, spacing: Sequence[float], valid: torch.Tensor | None) -> Self:
+    def from_image(cls, image: torch.Tensor, spacing: Sequence[float], valid: torch.Tensor | None) -> Self:
         weights = [1.0 / size for size in spacing]
         if valid is None:
             return cls(weights, None)

@@ -32,7 +32,7 @@ class Architecture(NamedTuple):
     levels: int
 
     @classmethod
-    def of(cls, shapes: Shapes) -> Architecture:
+    def from_shapes(cls, shapes: Shapes) -> Architecture:
         """The architecture that weights of these shapes belong to."""
         channels, width, _, _ = shapes["last.weight"]
         levels = sum(name.startswith("up.") and name.endswith(".0.weight") for name in shapes)
@@ -150,7 +150,7 @@ class UNet(Pixelwise):
 
     def _architecture_in(self, shapes: Shapes) -> Architecture:
         try:
-            return Architecture.of(shapes)
+            return Architecture.from_shapes(shapes)
         except KeyError as error:
             raise self._foreign(f"it has no {error}") from error
         except ValueError as error:

@@ -150,7 +150,7 @@ class Ends(NamedTuple):
     pixels: int
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Self:
+    def from_values(cls, values: NDArray[Any]) -> Self:
         """The ends of the finite values of a part."""
         counts: Counter[float] = Counter()
         for end_of in (np.min, np.max):
@@ -170,7 +170,7 @@ class Ends(NamedTuple):
         """The value that lies apart, if there is one.
 
         >>> import numpy as np
-        >>> Ends.of(np.array([-9999.0] * 10 + [12.0, 13.0, 500.0])).far_value()
+        >>> Ends.from_values(np.array([-9999.0] * 10 + [12.0, 13.0, 500.0])).far_value()
         FarValue(value=-9999.0, number=10, low=12.0, high=500.0)
         """
         values = sorted(self.counts)
@@ -366,7 +366,7 @@ def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]
     for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
         saturated.update(end for end, _ in crowded(squares))
         values = finite_values(squares)
-        ends = ends.joined(Ends.of(values))
+        ends = ends.joined(Ends.from_values(values))
         total += float(np.abs(values).sum())
     low, high = min(ends.counts, default=math.inf), max(ends.counts, default=-math.inf)
     return ImageValues(tuple(sorted(saturated)), ends.far_value(), low, high, total / max(ends.pixels, 1))

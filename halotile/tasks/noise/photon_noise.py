@@ -25,7 +25,7 @@ class PhotonNoise(NamedTuple):
 
     >>> float(PhotonNoise(np.array(2.0), np.array(100.0), np.array(3.0)).variance)
     -191.0
-    >>> PhotonNoise.of(np.array(2.0), np.array(-191.0)).to_json()
+    >>> PhotonNoise.from_values(np.array(2.0), np.array(-191.0)).to_json()
     {'gain': 2.0, 'offset': 95.5, 'read_sigma': 0.0}
     """
 
@@ -36,7 +36,7 @@ class PhotonNoise(NamedTuple):
     read_sigma: Values  # standard deviation of the noise of the readout, of the same shape
 
     @classmethod
-    def of(cls, gain: Values, variance: Values) -> Self:
+    def from_values(cls, gain: Values, variance: Values) -> Self:
         """The noise of variance ``gain * z + variance`` at a pixel of mean ``z``: an image does not tell offset and readout apart."""
         offset = np.maximum(-variance / np.where(gain > 0, gain, 1.0), 0.0) + 0.0
         return cls(gain, offset, np.sqrt(np.maximum(variance, 0.0)))
@@ -68,7 +68,7 @@ def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
     """
     fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
     if len(fits) == len(planes):
-        return PhotonNoise.of(*(np.reshape([fit[i] for fit in fits], (-1, 1, 1)) for i in (0, 1)))
+        return PhotonNoise.from_values(*(np.reshape([fit[i] for fit in fits], (-1, 1, 1)) for i in (0, 1)))
     levels = np.reshape([plane_level(squares) for squares in planes], (-1, 1, 1))
     return PhotonNoise(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
 
@@ -120,7 +120,7 @@ def estimate_photon_noise(
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
     gain, variance = (part.reshape(lengths) if len(fits) > 1 else part[0] for part in parts)
-    return PhotonNoise.of(gain, variance)
+    return PhotonNoise.from_values(gain, variance)
 
 
 def alike(planes: Sequence[PlaneWindows]) -> Sequence[PlaneWindows]:
@@ -184,7 +184,7 @@ def survey_planes(
             values, (level, gain, variance) = finite_values(squares), noise_of_plane(squares)
             low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
             defects = sum(len(outliers(square, gain, variance)) for square in squares)
-            ends, correlation = Ends.of(values), noise_correlation(squares) if correlated else None
+            ends, correlation = Ends.from_values(values), noise_correlation(squares) if correlated else None
             found.append(PlaneSurvey(place, low, high, level, gain > 0, ends, correlation, defects, values.size))
     return tuple(found)
 

@@ -44,7 +44,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     Examples
     --------
     >>> counts = np.random.default_rng(0).poisson(3.0, (1, 256, 256)).astype(float)
-    >>> round(unbiased_risk(counts, PhotonNoise.of(np.array(1.0), np.array(0.0)), lambda image: (image + 3) / 2), 1)
+    >>> round(unbiased_risk(counts, PhotonNoise.from_values(np.array(1.0), np.array(0.0)), lambda image: (image + 3) / 2), 1)
     0.2
     """
     denoised = denoise(noisy)
@@ -73,7 +73,7 @@ def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray
 
     >>> image = np.random.default_rng(0).standard_normal((1, 64, 64))
     >>> image[0, 3, 5] = 40
-    >>> np.argwhere(without_outliers(image, PhotonNoise.of(np.array(0.0), np.array(1.0)))[1])
+    >>> np.argwhere(without_outliers(image, PhotonNoise.from_values(np.array(0.0), np.array(1.0)))[1])
     array([[0, 3, 5]])
     """
     repaired, found = noisy.copy(), np.zeros(noisy.shape, bool)

@@ -25,12 +25,12 @@ class Residual:
     """Statistics of a residual, ``noisy - denoised``.
 
     >>> noise = np.random.default_rng(0).standard_normal((256, 256))
-    >>> found = Residual.of([noise])
+    >>> found = Residual.from_images([noise])
     >>> round(found.ratio, 1), abs(found.correlation) < 0.02, found.is_structured
     (1.0, True, False)
-    >>> Residual.of([noise + np.sin(np.arange(256) / 5)]).is_structured
+    >>> Residual.from_images([noise + np.sin(np.arange(256) / 5)]).is_structured
     True
-    >>> Residual.of([noise + 1]).is_shifted
+    >>> Residual.from_images([noise + 1]).is_shifted
     True
     """
 
@@ -45,7 +45,7 @@ class Residual:
     axes: tuple[str, str] = ("y", "x")  # letters of both axes
 
     @classmethod
-    def of(cls, residuals: Iterable[Values], axes: tuple[str, str] = ("y", "x")) -> Residual:
+    def from_images(cls, residuals: Iterable[Values], axes: tuple[str, str] = ("y", "x")) -> Residual:
         """The statistics of places of one image.
 
         ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes; ``axes``: letters of both axes.

@@ -114,7 +114,7 @@ class PatternModel:
     oversampling: int = 1
 
     @classmethod
-    def of(cls, recipe: ScanRecipe, mask: torch.Tensor | None, device: Any) -> PatternModel:
+    def from_recipe(cls, recipe: ScanRecipe, mask: torch.Tensor | None, device: Any) -> PatternModel:
         """The model of a reconstruction."""
         propagator = propagator_of(recipe.optics, recipe.frame, device)
         return cls(propagator, recipe.loss, mask, recipe.oversampling)

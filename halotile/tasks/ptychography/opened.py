@@ -63,7 +63,7 @@ class OpenedScan:
     def state(self) -> ReconstructionState:
         """Everything that was reconstructed so far."""
         while self._checkpoint and (content := read_content(self._checkpoint)):
-            self._own = ReconstructionState.of(state_in(content), "cpu")
+            self._own = ReconstructionState.from_content(state_in(content), "cpu")
             if len(self._own.losses) >= len(self._known) or not self._is_computing():
                 break
             time.sleep(LOOK_SECONDS)
@@ -387,7 +387,7 @@ class SimulatedScan:
         return replace(scan, positions=wrong * self._optics(scan).pixel)
 
     def _optics(self, scan: Scan) -> Optics:
-        return Optics.of(scan, (self.pattern, self.pattern), self.field, None)
+        return Optics.from_scan(scan, (self.pattern, self.pattern), self.field, None)
 
     @cached_property
     def _model(self) -> PatternModel:

@@ -49,7 +49,7 @@ class EpochOrder:
     ends: NDArray[np.int64]  # ends of the slots in it, (steps, slots)
 
     @classmethod
-    def of(cls, steps: Iterable[list[PatternNumbers]], count: int) -> EpochOrder:
+    def from_steps(cls, steps: Iterable[list[PatternNumbers]], count: int) -> EpochOrder:
         """Keep steps that have so many patterns together."""
         numbers, ends, end = np.empty(count, np.int32), [], 0
         for step in steps:
@@ -82,7 +82,7 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOr
         return _from_windows(recipe, stage.batch, random, used)
     order = random.permutation(np.flatnonzero(used))
     batches = (np.sort(order[start : start + stage.batch]) for start in range(0, len(order), stage.batch))
-    return EpochOrder.of((slots_of(batch, recipe.slots) for batch in batches), len(order))
+    return EpochOrder.from_steps((slots_of(batch, recipe.slots) for batch in batches), len(order))
 
 
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
@@ -110,7 +110,7 @@ def _from_windows(recipe: ScanRecipe, batch: int, random: np.random.Generator, u
     if batch >= np.count_nonzero(used):
         steps = 1
     parts = ([np.sort(_part(order, steps, step)) for order in orders] for step in range(steps))
-    return EpochOrder.of(parts, sum(map(len, orders)))
+    return EpochOrder.from_steps(parts, sum(map(len, orders)))
 
 
 def _part(order: PatternNumbers, parts: int, number: int) -> PatternNumbers:

@@ -65,7 +65,7 @@ class Refinement:
         recipe, group = self.recipe, self.group
         prepare_program(group.device)
         content = shared_state(recipe.newest_checkpoint, group)
-        state = ReconstructionState.of(content, group.device) if content else self.first_state()
+        state = ReconstructionState.from_content(content, group.device) if content else self.first_state()
         record = Record(recipe, state, partial(self.drawn, state))
         if group.rank == 0 and state.losses:  # a killed run may have written a longer or shorter curve
             record.write(is_last=len(state.losses) == recipe.epochs)
@@ -360,7 +360,7 @@ class Refinement:
 
     @cached_property
     def model(self) -> PatternModel:
-        return PatternModel.of(self.recipe, self.patterns.mask(self.group.device), self.group.device)
+        return PatternModel.from_recipe(self.recipe, self.patterns.mask(self.group.device), self.group.device)
 
     @cached_property
     def support(self) -> torch.Tensor | None:

@@ -65,7 +65,9 @@ class NearField:
     transfer: torch.Tensor  # factor of each frequency, in the order of `fft2`
 
     @classmethod
-    def of(cls, shape: tuple[int, int], pixel: tuple[float, float], wavelength: float, distance: float) -> NearField:
+    def from_frame(
+        cls, shape: tuple[int, int], pixel: tuple[float, float], wavelength: float, distance: float
+    ) -> NearField:
         """The propagation over a distance; lengths have one unit."""
         row, column = (torch.fft.fftfreq(n, step, dtype=torch.float64) for n, step in zip(shape, pixel, strict=True))
         squared = 1 / wavelength**2 - row[:, None] ** 2 - column**2
@@ -92,5 +94,5 @@ def propagator_of(optics: Optics, shape: tuple[int, int], device: Any) -> Propag
     """The propagation of waves of a shape from the sample to the detector."""
     if optics.field == "far":
         return FarField()
-    near = NearField.of(shape, optics.pixel, optics.wavelength, optics.distance)
+    near = NearField.from_frame(shape, optics.pixel, optics.wavelength, optics.distance)
     return NearField(near.transfer.to(device))

@@ -131,14 +131,16 @@ class Optics:
     focus: float | None = None
 
     @classmethod
-    def of(cls, scan: Scan, shape: tuple[int, int], field: Literal["far", "near"], focus: float | None) -> Optics:
+    def from_scan(
+        cls, scan: Scan, shape: tuple[int, int], field: Literal["far", "near"], focus: float | None
+    ) -> Optics:
         """The optics of a scan, whose patterns have a shape; ``focus`` is the distance from the focus of the beam to the sample.
 
         >>> scan = Scan(1e-10, 1.0, (5e-5, 5e-5), np.zeros((1, 2)), np.zeros(1, int))
-        >>> optics = Optics.of(scan, (100, 100), "near", 0.25)
+        >>> optics = Optics.from_scan(scan, (100, 100), "near", 0.25)
         >>> optics.distance, optics.pixel[0] * 1e6
         (0.2, 10.0)
-        >>> round(Optics.of(scan, (100, 100), "far", None).pixel[0] * 1e9, 3)
+        >>> round(Optics.from_scan(scan, (100, 100), "far", None).pixel[0] * 1e9, 3)
         20.0
         """
         if field == "far":

@@ -370,7 +370,7 @@ def compared(recipe: ScanRecipe, state: ReconstructionState, numbers: PatternNum
     patterns = Patterns(recipe, 1)
     mask = patterns.mask("cpu")
     counts = torch.ones(()) if mask is None else mask
-    model, image = PatternModel.of(recipe, mask, "cpu"), state.parameters["object"]
+    model, image = PatternModel.from_recipe(recipe, mask, "cpu"), state.parameters["object"]
     variations = state.parameters.get("variations")
     found = []
     for some in np.split(numbers, range(recipe.at_once, len(numbers), recipe.at_once)):
@@ -414,7 +414,7 @@ OF_FANCY = (
 def encoded_result(recipe: ScanRecipe) -> bytes:
     """Return the state in the checkpoint as the content of a file."""
     checkpoint = recipe.checkpoints[-1]
-    state = ReconstructionState.of(state_in(read_content(checkpoint)), "cpu")
+    state = ReconstructionState.from_content(state_in(read_content(checkpoint)), "cpu")
     if len(state.losses) != recipe.epochs:
         raise DamagedData(f"{checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on.")
     return encoded_state(recipe, state)

@@ -66,12 +66,12 @@ class ReconstructionState:
         return self.__dict__ | {"halves": [half.content() for half in self.halves]}
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
+    def from_content(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
         names = ("norm", "root", "scale", "losses", "held_out", "begun", "stage_begun")
         values = {key: content[key] for key in names}
-        halves = [cls.of(half, device) for half in content["halves"]]
+        halves = [cls.from_content(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
     def begin_with(self, name: str, value: torch.Tensor) -> None:
@@ -239,7 +239,7 @@ def _defocused(probe: torch.Tensor, optics: Optics) -> torch.Tensor:
     """A probe in focus, as it is at the distance of the sample from there."""
     if optics.focus is None:
         return probe
-    way = NearField.of((probe.shape[-2], probe.shape[-1]), optics.pixel, optics.wavelength, optics.focus)
+    way = NearField.from_frame((probe.shape[-2], probe.shape[-1]), optics.pixel, optics.wavelength, optics.focus)
     return way.forward(probe, way.transfer)[0]
 
 

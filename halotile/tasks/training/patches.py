@@ -42,7 +42,7 @@ class Pair:
     >>> rng = np.random.default_rng(0)
     >>> image = np.cumsum(np.cumsum(rng.standard_normal((256, 256)), 0), 1)
     >>> first, second = (image + rng.standard_normal(image.shape) for _ in range(2))
-    >>> found = Pair.of([(first, 2 * np.roll(second, 3, 1))])
+    >>> found = Pair.from_squares([(first, 2 * np.roll(second, 3, 1))])
     >>> found.shift, round(found.contrast, 1)
     ((0, 3), 2.0)
     """
@@ -61,7 +61,7 @@ class Pair:
     is_copy: bool = False  # true where the second is the first, but for brightness and contrast
 
     @classmethod
-    def of(cls, squares: Iterable[tuple[Values, Values]]) -> Pair | None:
+    def from_squares(cls, squares: Iterable[tuple[Values, Values]]) -> Pair | None:
         """Compare squares of the same places, NaN in holes; None where nothing can be compared.
 
         References

@@ -131,7 +131,7 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     >>> probe(Median(size=7), 2)
     (3, 1)
     """
-    trial = Trial.of(denoiser, dims)
+    trial = Trial.for_denoiser(denoiser, dims)
     found: list[tuple[int, int]] = []
     for axis in range(dims):
         found.append(_probe_axis(trial, axis, found[-1] if found else None))
@@ -149,7 +149,7 @@ def check_purity(
     on_trial = sides_as_channels(denoiser, sides)
     if model is not None and on_trial is not denoiser:
         model = model_on_trial(on_trial, model)
-    trial = Trial.of(on_trial, dims, model, dtype)
+    trial = Trial.for_denoiser(on_trial, dims, model, dtype)
     tile, other = trial.noise(trial.smallest(on_trial), 2).split(1)
     original = tile.clone()
     with torch.inference_mode():
@@ -182,7 +182,7 @@ def check_user_code(denoiser: Denoiser, dims: int) -> None:
         check_stateless(denoiser, dims)
         return
 
-    trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
+    trial, again = Trial.for_denoiser(denoiser, dims), Trial.for_denoiser(denoiser, dims)
     check_purity(denoiser, dims, trial.model)
     window = trial.noise(trial.smallest(denoiser))
     with torch.inference_mode():
@@ -213,7 +213,7 @@ def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
     rest = [n % stride for n in image]
     if not any(rest):
         return
-    trial = Trial.of(denoiser, len(image))
+    trial = Trial.for_denoiser(denoiser, len(image))
     try:
         trial.run(trial.noise(tuple(max(4, -(-RAGGED // stride)) * stride + r for r in rest)))
     except ConfigError as error:

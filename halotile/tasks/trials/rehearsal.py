@@ -59,9 +59,9 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     noise = partial(_noise, task.denoiser.channels[0], corner)
 
     # Built one after the other: weights may be drawn from a random generator that all threads share.
-    model = device.place(Trial.of(task.denoiser, len(tiling.image)).model)
+    model = device.place(Trial.for_denoiser(task.denoiser, len(tiling.image)).model)
     reference = device.place(
-        task.denoiser.reference() if is_small else Trial.of(task.denoiser, len(tiling.image)).model
+        task.denoiser.reference() if is_small else Trial.for_denoiser(task.denoiser, len(tiling.image)).model
     )
 
     pairs = list(itertools.product(tiles, sorted({1, tiling.batch})))
@@ -222,8 +222,8 @@ def rehearse(
     whether to try larger alignments if the tiles do not agree; ``is_cut``: whether the image ends where windows are cut. Else it is continued by a
     boundary rule, and the denoiser never sees its ends: pixels near them are not compared.
     """
-    model = Trial.of(denoiser, len(image)).model
-    stages = [_Stage.of(denoiser, model, depth, image, axis, is_cut) for axis in range(len(image))]
+    model = Trial.for_denoiser(denoiser, len(image)).model
+    stages = [_Stage.for_axis(denoiser, model, depth, image, axis, is_cut) for axis in range(len(image))]
     if not denoiser.convolutional:
         with torch_threads():
             return _rehearse(stages, search)
@@ -264,10 +264,10 @@ def sample_difference(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample
     if isinstance(denoiser, ArrayDenoiser):  # each channel is an image
         images += (TrialImage(denoiser, depth, image, is_cut) for sample in samples for image in sample)
     else:
-        model = Trial.of(denoiser, len(depth)).model
+        model = Trial.for_denoiser(denoiser, len(depth)).model
         for sample in samples:
             missing = denoiser.channels[0] - len(sample)
-            random = Trial.of(denoiser, len(depth), model).noise(sample.shape[1:]).numpy()[0, :missing]
+            random = Trial.for_denoiser(denoiser, len(depth), model).noise(sample.shape[1:]).numpy()[0, :missing]
             images.append(_Stage(denoiser, depth, np.concatenate([sample, random]), is_cut, model))
     with torch_threads():
         cores = ((image, core) for image in images for core in quarters(image.lengths, denoiser.alignment))
@@ -304,7 +304,7 @@ class _Stage(TrialImage):
     axis: int = 0
 
     @classmethod
-    def of(
+    def for_axis(
         cls, denoiser: Denoiser, model: Model, depth: Depth, image: tuple[int, ...], axis: int, is_cut: bool
     ) -> _Stage:
         dims = len(image)
@@ -318,7 +318,7 @@ class _Stage(TrialImage):
         ]
         least = 3 * core // 2 + LARGEST + (1 if is_cut else 2) * (before + after)
         lengths[axis] = _shorten(image[axis], least, math.lcm(PERIOD[dims], denoiser.alignment))
-        trial = Trial.of(denoiser, dims, model)
+        trial = Trial.for_denoiser(denoiser, dims, model)
         pixels = trial.noise(tuple(lengths)).numpy()[0]
         # Tiles differ in brightness, for code that goes by that of its whole input.
         pixels *= np.linspace(DARKEST, 1, lengths[axis], dtype=np.float32)[:, *[None] * (dims - 1 - axis)]

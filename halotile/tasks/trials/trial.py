@@ -371,7 +371,7 @@ class Trial:
     dtype: str = "float32"  # of the windows
 
     @classmethod
-    def of(cls, denoiser: Denoiser, dims: int, model: Model | None = None, dtype: str = "float32") -> Self:
+    def for_denoiser(cls, denoiser: Denoiser, dims: int, model: Model | None = None, dtype: str = "float32") -> Self:
         """The trial of a denoiser; without a model it is built, with an arbitrary noise level in place of ``auto``."""
         if model is None:
             leveled = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser

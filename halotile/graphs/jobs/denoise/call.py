@@ -121,7 +121,7 @@ def denoise(
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
-        channels={str(name): DenoiserChoice.of(other) for name, other in others.items()},
+        channels={str(name): DenoiserChoice.from_mapping(other) for name, other in others.items()},
         noise=section("noise", NoiseModel, noise, "model"),
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
         # Other values are refused when the plan is made.

@@ -368,5 +368,5 @@ def _evaluated(
     if judged and not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
-    statistics, repairs = Residual.of(residual), crop.task.defects is not None
+    statistics, repairs = Residual.from_images(residual), crop.task.defects is not None
     return TriedSetting(setting, denoised, residual, statistics, error, detail, repairs)

@@ -310,7 +310,7 @@ class JobImage:
         """The input without the stripes that are removed."""
         return self.striped.read(self.source, self.view)
 
-    def of(self, numbers: Sequence[int]) -> Self:
+    def subset(self, numbers: Sequence[int]) -> Self:
         """The image with some of its channels; all where there are no numbers."""
         if not numbers:
             return self
@@ -376,7 +376,7 @@ class _Share(NamedTuple):
     most: float
 
     @classmethod
-    def of(cls, counts: Sequence[int], sizes: Sequence[int]) -> Self:
+    def from_counts(cls, counts: Sequence[int], sizes: Sequence[int]) -> Self:
         """The share by the numbers of such pixels in parts of these sizes: any may be in what is between the parts, where many of them are alike."""
         if not sizes:
             return cls(0.0, 0.0)
@@ -416,8 +416,8 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> _
             masked.append(int((~kept).sum()))
             finite &= kept
             total, known = total + float(part[finite].sum(dtype=np.float64)), known + int(finite.sum())
-            ends = ends.joined(Ends.of(part[finite]))
-    return _Counted(_Share.of(holes, sizes), _Share.of(masked, sizes), total / max(known, 1), ends)
+            ends = ends.joined(Ends.from_values(part[finite]))
+    return _Counted(_Share.from_counts(holes, sizes), _Share.from_counts(masked, sizes), total / max(known, 1), ends)
 
 
 def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:

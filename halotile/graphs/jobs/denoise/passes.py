@@ -155,7 +155,7 @@ def _of_plane(
         shown.append(base.InspectedPlace(where, noisy, after, residual))
         residuals.append(residual[0])
     plane = crops[0].plane
-    return Residual.of(residuals, (plane[0], plane[1]))
+    return Residual.from_images(residuals, (plane[0], plane[1]))
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:

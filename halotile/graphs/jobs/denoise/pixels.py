@@ -60,7 +60,7 @@ class Photons:
     def note(self, roles: Roles) -> str:
         """Return the noise as a sentence.
 
-        >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
+        >>> noise = PhotonNoise.from_values(np.array(2.0), np.array(-191.0))
         >>> Photons(noise, 255.0, is_given=False).note(Roles(("y", "x"), (0, 1), None))
         'photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds'
         """

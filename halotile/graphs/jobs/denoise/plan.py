@@ -131,7 +131,7 @@ class _Part:
 
 def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
     """Decide on the noise of some channels, and on the halo of their denoiser."""
-    image, roles, job = whole.of(channels.numbers), whole.roles, channels.job
+    image, roles, job = whole.subset(channels.numbers), whole.roles, channels.job
     image = replace(image, job=job, previous=previous)
     given, denoiser = channels.given, channels.denoiser
     sides: dict[str, Readable] = {k: side for k, side in whole.sides.items() if k in ("mask", *given.side_inputs)}

@@ -85,7 +85,7 @@ def plan_ptychography(job: Ptychography, state: OutputState, request: PlanReques
     output = OutputFile(
         Path(str(state.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
-    sent = SentRecipe.of(recipe, job.input.start)
+    sent = SentRecipe.from_recipe(recipe, job.input.start)
     identity = as_stored(_identity(job, recipe, sent, placement.device))
     digest = fingerprint(identity, without=kind_of(job).revision)
     checkpoints = FILES + (FILES_OF_STAGE if len(recipe.stages) > 1 else 0)
@@ -116,7 +116,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
         raise ConfigError(
             "the scan gives its pixels as angles, without the distance of the detector that a near field needs. Convert it again with --distance, and with --pixel as a length."
         )
-    optics = Optics.of(scan, (rows, columns), model.field, focus)
+    optics = Optics.from_scan(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     refined = (*model.refine, *(VARYING if model.variations else ()))
     moves = "positions" in refined and job.input.start is None and model.import_ is None
@@ -361,7 +361,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, sent: SentRecipe, device: s
 
 def kept_stages(directory: RunDirectory, digest: str, identity: Mapping[str, Any]) -> int:
     """Return the number of stages, the first ones, of whose last one a run without a result has a checkpoint."""
-    checkpoint = ProgramFiles.of(directory, digest).checkpoint
+    checkpoint = ProgramFiles.from_run(directory, digest).checkpoint
     kept = stages_begun(checkpoints_of(checkpoint, identity["stages"]))
     return 0 if kept and _has_result(directory) else kept
 
@@ -404,7 +404,7 @@ class PtychographyWork(ProgramWork):
 
     def files(self, at: RunView) -> ProgramFiles:
         """Return the files of a run, whatever its stages."""
-        return ProgramFiles.of(at.directory, self.digest)
+        return ProgramFiles.from_run(at.directory, self.digest)
 
     def in_files(self, files: ProgramFiles, drawing: Path) -> ScanRecipe:
         return replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, drawing=drawing)
@@ -453,7 +453,7 @@ class SentRecipe:
     digests: Mapping[str, str]
 
     @classmethod
-    def of(cls, recipe: ScanRecipe, start: str | None = None) -> SentRecipe:
+    def from_recipe(cls, recipe: ScanRecipe, start: str | None = None) -> SentRecipe:
         """Leave out what is read again; ``start`` is the file of the values to begin with."""
         scan = recipe.scan
         digests = {str(Path(recipe.patterns.path).parent): scan.digest()}
@@ -482,7 +482,7 @@ class SentRecipe:
 
 def program_of(recipe: ScanRecipe) -> Callable[[Any], None]:
     """Return the program of a rank that begins with a checkpoint."""
-    return SentRecipe.of(recipe).program
+    return SentRecipe.from_recipe(recipe).program
 
 
 def _reconstruct(sent: SentRecipe, group: Any) -> None:

@@ -224,7 +224,7 @@ class Form:
     per_pass: int = 1  # iterations of one pass
     chosen: tuple[int, ...] | None = None  # numbers of the operators that take part; None for all
 
-    def of(self, numbers: Sequence[int]) -> Form:
+    def subset(self, numbers: Sequence[int]) -> Form:
         """Return the same form of some of the operators."""
         return replace(self, chosen=tuple(numbers))
 

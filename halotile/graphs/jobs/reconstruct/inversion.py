@@ -202,7 +202,7 @@ class Inversion:
             sensitivity=form.map("sensitivity"),
             bounds=self.bounds,
             adapts=self.adapts,
-            parts=lambda numbers: replace(self, form=form.of(numbers)).problem(step_size),
+            parts=lambda numbers: replace(self, form=form.subset(numbers)).problem(step_size),
         )
 
 

@@ -45,7 +45,7 @@ class OperatorChoice(NamedChoice):
     @classmethod
     def nested(cls, written: Mapping[str, Any]) -> Self:
         """Return an operator inside another one, which has no measurement of its own."""
-        return cls.of({"data": "", **written})
+        return cls.from_mapping({"data": "", **written})
 
 
 def weighed(choices: Iterable[OperatorChoice]) -> tuple[OperatorChoice, ...]:
@@ -317,7 +317,7 @@ class Reached:
     has_state: bool  # the solver's images exist, so that more iterations can follow
 
     @classmethod
-    def of(cls, directory: RunDirectory) -> Reached:
+    def from_run(cls, directory: RunDirectory) -> Reached:
         """Return the iterations that a run directory records."""
         stored = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
         written = directory.read_output_iterations()
@@ -333,7 +333,7 @@ class Reached:
 
 def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tuple[str, ...]:
     """Return notes on a run that continues the iterations of an earlier one."""
-    reached = Reached.of(directory)
+    reached = Reached.from_run(directory)
     end, done = end_of(reached.rows, choice, solver), counted(reached.iterations, "iteration")
     if end == reached.iterations or not reached.rows:
         return ()
@@ -356,13 +356,13 @@ def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tu
 
 def is_gone(directory: RunDirectory) -> bool:
     """Return True where an image was written and the solver's images are gone: it is iterated from the start."""
-    reached = Reached.of(directory)
+    reached = Reached.from_run(directory)
     return reached.written > 0 and not reached.has_state
 
 
 def is_behind(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> bool:
     """Return True where the output holds the image of another iteration than the requested one."""
-    reached = Reached.of(directory)
+    reached = Reached.from_run(directory)
     return end_of(reached.rows, choice, solver) != reached.written
 
 

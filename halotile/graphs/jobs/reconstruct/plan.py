@@ -73,7 +73,7 @@ def figures_of(work: inversion.Inversion) -> dict[str, Any]:
     seen, denoised = form, denoised_of(work.prior)
     if isinstance(work.solver, SubsetSolver):
         count = len(form.terms)
-        seen = form.of(ordered_subset(count, work.solver.count(count), 0))
+        seen = form.subset(ordered_subset(count, work.solver.count(count), 0))
     traffic = costs.traffic_of(grid, seen, work.prior, work.solver, np.dtype(work.state_layout.dtype))
     read = costs.pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
     return {

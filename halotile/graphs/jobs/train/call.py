@@ -83,7 +83,7 @@ def train(
         output=WeightsFile(path=whole_path("output", output), overwrite=overwrite),
         method=method,
         second=None if second is None else whole_path("second", second),
-        network=NetworkChoice.of({"name": network} if isinstance(network, str) else network),
+        network=NetworkChoice.from_mapping({"name": network} if isinstance(network, str) else network),
         run=Run(workers=workers, memory_per_worker=memory_per_worker, device=device),
         **length,
     )

@@ -130,7 +130,9 @@ def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
         parts = readable_parts(image.source, image.sampled(squares, channel))
         second = [image.second.read(region) for region, _ in parts]
         pairs = zip((part for _, part in parts), second, strict=True)
-        pair = Pair.of((as_square(one, image.spatial), as_square(other, image.spatial)) for one, other in pairs)
+        pair = Pair.from_squares(
+            (as_square(one, image.spatial), as_square(other, image.spatial)) for one, other in pairs
+        )
         if pair is not None:
             yield (f", channel {channel}," if image.channels > 1 else ""), pair
 

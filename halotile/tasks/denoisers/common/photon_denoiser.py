@@ -18,7 +18,7 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
 
     >>> import numpy as np
     >>> from halotile.tasks.denoisers.tv import TotalVariation
-    >>> noise = PhotonNoise.of(np.array(1.0), np.array(0.0))
+    >>> noise = PhotonNoise.from_values(np.array(1.0), np.array(0.0))
     >>> denoiser = for_photon_noise(TotalVariation(strength=1.0, sigma="auto"), noise, 255.0)
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)

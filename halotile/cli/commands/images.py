@@ -126,7 +126,7 @@ def info(
     from halotile.cli.info import config_text, describe, info_rows
     from halotile.cli.screens.scan_views import ScanFacts
 
-    if scan := None if dataset else ScanFacts.of(path):
+    if scan := None if dataset else ScanFacts.from_file(path):
         if as_json:
             print_json(scan.to_json())
         else:
