@@ -191,7 +191,7 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
         )
     if not logs:
         raise ConfigError(
-            f"{directory}: nothing has been printed yet. `recon-cli status {shlex.quote(str(directory))}` tells how it stands."
+            f"{directory}: nothing has been printed yet. `recon-cli status {shlex.quote(str(directory))}` shows its state."
         )
     for path in logs:
         yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-max(1, lines) :])

@@ -405,7 +405,7 @@ def _notes(plan: Plan, blocks: int | None) -> Iterator[str]:
     if blocks < most:
         yield f"{counted(most, 'worker')} share {counted(blocks, 'block')}: the others are idle; a smaller output.shard makes more blocks"
     elif blocks < LEAST * most:
-        yield f"{counted(most, 'worker')} had {counted(blocks, 'block')}, too few to tell what they gain: {LEAST * most} or more are needed; a smaller output.shard makes more blocks"
+        yield f"{counted(most, 'worker')} had {counted(blocks, 'block')}, too few to measure the gain: {LEAST * most} or more are needed; a smaller output.shard makes more blocks"
 
 
 def _epoch_text(steps: float, scaling: Scaling) -> str:

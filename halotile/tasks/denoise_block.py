@@ -83,7 +83,7 @@ def describe(bad: NDArray[Any], source: Readable, window: Region, rim: Rim, axes
         for axis, a, b in zip(axes, inside.start, inside.stop, strict=True)
     )
     first = np.unravel_index(int(bad.argmax()), bad.shape)
-    # Beyond the edge of the image lie pixels that the rim rule took from inside.
+    # Pixels beyond the edge of the image are those that the rim rule took from inside.
     at = [
         int(source_positions(a, b, n, rule)[i])
         for a, b, n, rule, i in zip(window.start, window.stop, source.shape, rim.rules, first, strict=True)

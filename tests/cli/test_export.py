@@ -89,7 +89,7 @@ def _plane_values(path: str) -> list[dict[str, str]]:
         (["a.zarr", "a.png"], "a.png: what is written is a TIFF. Write a name that ends in .tif or .tiff."),
         (["a.zarr", "no/a.tif"], "there is no folder no"),
         (["a.zarr", "a.zarr/a.tif"], "it is the image a.zarr, or inside it"),
-        (["a.zarr", "there.tif"], "something stands there. Write another path, or --overwrite."),
+        (["a.zarr", "there.tif"], "it already exists. Write another path, or --overwrite."),
         (["a.zarr", "a.tif", "--plane", "z=1"], "the image's axes are tcyx"),
         (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
         (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),
@@ -182,7 +182,7 @@ def test_the_whole_is_drawn_small_a_region_with_the_contrast_asked_for_and_two_s
     result = ask("preview", "a.npy", "a.png", "--size", "30")
     assert (result.exit_code, result.stderr, read_png(pictures / "a.png").shape) == (0, "", (24, 30))
     assert result.stdout.startswith("a.png: 30 × 24 pixels (width × height), each the mean of 3 × 3; black is ")
-    said = "error: the path is a.png: something stands there. Write another path, or --overwrite.\n"
+    said = "error: the path is a.png: it already exists. Write another path, or --overwrite.\n"
     assert refused("preview", "a.npy", "a.png") == said
     words = ("--region", "10:30,5:50", "--range", "-1000", "4000", "--overwrite", "--quiet")
     assert printed("preview", "a.npy", "a.png", *words) == ""
@@ -252,7 +252,7 @@ def test_a_preview_that_cannot_be_is_refused(pictures: Path) -> None:
 
 
 ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
-    ("there.png", {}, r"something stands there\. Write another path, or overwrite=True\.$"),
+    ("there.png", {}, r"it already exists\. Write another path, or overwrite=True\.$"),
     ("a.png", {"size": 0}, "^size 0: an image"),
     ("a.png", {"size": 1, "region": "0:1,0:1"}, "^size and region: "),
     ("a.png", {"region": "1:2"}, "^region 1:2: not rows"),

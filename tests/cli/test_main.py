@@ -51,8 +51,8 @@ def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engin
     for key in ("blocks", "workers"):
         monkeypatch.setitem(FIGURES, key, 1)
     assert "uint16 in 1 block, depth 8 (declared by tv), 1 worker\n" in ask("run", config).stderr
-    engine.stands = errors.OutputRefused("output.path is clean.zarr: something stands there.")
-    assert refused("run", config) == "error: output.path is clean.zarr: something stands there.\n"
+    engine.stands = errors.OutputRefused("output.path is clean.zarr: it already exists.")
+    assert refused("run", config) == "error: output.path is clean.zarr: it already exists.\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

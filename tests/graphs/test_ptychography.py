@@ -321,7 +321,7 @@ def test_the_resolution_is_that_of_the_used_positions(
         for stage in stages:
             list(adam.optimize(stage["epochs"], lr=0.05, batch_size=6, subset=stage["subset"]))
     assert scan.report().startswith(f"epoch 5: loss {scan.losses[-1]:.4g}, resolution ")
-    assert scan.report().endswith("More epochs tell")
+    assert scan.report().endswith("More epochs will show it")
     scan.save(folder / "loop.cxi")
     assert (folder / "loop.cxi").read_bytes() == expected
     with h5py.File(folder / "result.cxi") as file:

@@ -173,7 +173,7 @@ def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed
         driver.wait()
         assert call("status", scene.output).stdout.startswith("interrupted\n")
         planned = call("plan", scene.config, "--allow-import")
-        assert "goes on with the run that stands there" in planned.stdout, planned.stderr
+        assert "resumes the existing run" in planned.stdout, planned.stderr
         check_resumes(scene, undisturbed)
 
 

@@ -297,7 +297,7 @@ def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_file_replaces_nothing_unasked_and_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"of another program")
-    with pytest.raises(OutputRefused, match="something stands there"):
+    with pytest.raises(OutputRefused, match="it already exists"):
         output.create_output(path, LAYOUT)
     output.create_output(path, LAYOUT, overwrite=True)
     assert not path.exists()

@@ -405,7 +405,7 @@ def test_only_a_zarr_is_overwritten_and_nothing_beside_it(place: ObjectPath) -> 
     neighbours = [place.with_name(f"a.zarr{end}") for end in ("2/zarr.json", "2/c/0", ".run/claim.json", "x")]
     for neighbour in neighbours:
         put(neighbour, b"theirs")
-    with pytest.raises(OutputRefused, match=r"something stands there.*output\.overwrite: true"):
+    with pytest.raises(OutputRefused, match=r"it already exists.*output\.overwrite: true"):
         create_output(place, PLAIN)
     create_output(place, PLAIN, overwrite=True)
     assert list(place.objects()) == ["zarr.json"]

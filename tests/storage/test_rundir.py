@@ -329,7 +329,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(DiskRefused, match=r"the disk ran full: .*out cannot be written"):
         write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OutputRefused):
-        write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
+        write(out, check=Mock(side_effect=[None, OutputRefused("it already exists")]))
     assert (names(tmp_path), out.read_text()) == (["out"], "old")
 
 
@@ -427,7 +427,7 @@ def test_what_a_killed_call_moved_away_comes_back_first(tmp_path: Path, monkeypa
 
     def check() -> None:
         if out.exists():
-            raise OutputRefused("something stands there")
+            raise OutputRefused("it already exists")
 
     with pytest.raises(OutputRefused), replacing(out, check):
         pytest.fail("the work began")

@@ -351,7 +351,7 @@ def test_words_are_those_of_the_command(tmp_path: Path) -> None:
     said_of(tmp_path, DISCS)
     source, path = str(tmp_path / "scan.h5"), str(tmp_path / "scan.zarr")
     for words, said in (
-        ([source, path], f"the path is {path}: something stands there. Write another path, or --overwrite."),
+        ([source, path], f"the path is {path}: it already exists. Write another path, or --overwrite."),
         ([f"{source}5", f"{path}2"], f"there is no file {source}5."),
         ([f"{source}.npy", f"{path}2"], f"there is no file {source}.npy."),
         ([source, f"{path}2", "--position-unit", "10 m"], "Write their unit, such as --position-unit um"),

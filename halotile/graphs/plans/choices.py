@@ -68,7 +68,7 @@ def check_decoding(sources: Iterable[Source], run: Run) -> None:
         # It is in memory both encoded and decoded, or in two forms.
         if 2 * chunk > parse_bytes(run.memory_per_worker):
             raise MemoryRefused(
-                f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in pieces of "
+                f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in chunks of "
                 f"{' × '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
                 f"{bytes_text(2 * chunk)} beside the program. Write a larger run.memory_per_worker, or convert the image to a Zarr or a TIFF in small chunks first. "
                 "If the file is far smaller than that, it may be damaged: restore it from its origin."

@@ -67,7 +67,7 @@ def gpu_bytes(measured: int | None) -> int:
 
 
 PROCESS, MODEL, TILES = "the program itself", "the model", "the tiles"
-READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one stored piece of the input"
+READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one chunk of the input"
 Footprint = Mapping[str, int]  # bytes that one worker holds at once, by purpose
 
 

@@ -180,19 +180,19 @@ def _narrowing(input_dtype: np.dtype[Any], output_dtype: np.dtype[Any]) -> tuple
 def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
     """Return a note on an input stored in chunks much larger than the blocks that are read from it."""
     window = grid.middle.window.clip(Region.whole(grid.shape))
-    piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
+    chunk = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
     decoded = math.prod(
         min(-(-b // p) * p, n) - a // p * p
-        for a, b, n, p in zip(window.start, window.stop, grid.shape, piece, strict=True)
+        for a, b, n, p in zip(window.start, window.stop, grid.shape, chunk, strict=True)
     )
     if source.mapped or decoded <= DECODED_AT_MOST * window.size:
         return ()
     if source.keeps_chunk:
         return (
-            f"the input is stored in pieces of {' × '.join(map(str, source.chunks))} pixels, which can only be decoded whole: "
+            f"the input is stored in chunks of {' × '.join(map(str, source.chunks))} pixels, which can only be decoded whole: "
             f"each worker does so, and keeps the last one ({bytes_text(kept_bytes([source]))})",
         )
     return (
-        f"the input is stored in pieces of {' × '.join(map(str, source.chunks))} pixels, so each block decodes "
-        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
+        f"the input is stored in chunks of {' × '.join(map(str, source.chunks))} pixels, so each block decodes "
+        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller chunks it would read faster",
     )

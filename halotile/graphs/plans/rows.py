@@ -97,7 +97,7 @@ def _blocks(figures: Figures) -> str:
     resumed = figures.get("resumed_blocks", 0)
     if resumed:
         return f"{text}; {resumed:,} {'is' if resumed == 1 else 'are'} done already"
-    return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
+    return f"{text}; resumes the existing run" if figures.get("resumes") else text
 
 
 def _format(figures: Figures) -> str:

@@ -412,16 +412,16 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         listed = "\n".join(f"  {line}" for line in differs)
         words = identity_words(plan.kind.identity_words)
         images = tuple(f"{words.get(name, name)}." for name in plan.kind.inputs)
-        mended, moved = "", ""
+        same_image, moved = "", ""
         is_alike = may_be_same(previous["identity"], plan.identity, plan.kind.inputs)
         if is_alike and all(line.startswith(images) for line in differs):
             if any(".path was " in line for line in differs):
                 moved = " If these are the same pixels at another path, run with --same-input: halotile does not check that, and keeps every finished block."
             else:
-                mended = "If these are the same images, repaired or copied, run with --same-input. "
+                same_image = "If these are the same images, repaired or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            f"{mended}Write what it was, or run with {to_start_over(plan)} to start over.{moved}"
+            f"{same_image}Write what it was, or run with {to_start_over(plan)} to start over.{moved}"
         )
 
 

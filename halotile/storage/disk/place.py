@@ -231,7 +231,7 @@ def check_place(
     elif isinstance(root, Path) and not root.is_file():
         raise OutputRefused(f"{key} is {root}: it is a folder, and the output is a file. Write another path.")
     if not overwrite:
-        raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
+        raise OutputRefused(f"{key} is {root}: it already exists. Write another path, or {remedy}.")
 
 
 def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> None:

@@ -34,7 +34,7 @@ NORMAL_MAD = 0.6744897501960817  # median of |z| for a standard normal z
 TIED = 0.01  # fraction of values that equal their median above which they are those of a rounded image
 COARSE_STEPS = 3  # steps up to which the rounding of a median counts: further up it is at most an eighth off
 # Noise levels between saturated pixels and the mean of their 2 x 2, up to which their noise was cut off: a black or
-# white pixel lies farther from its neighbours.
+# white pixel is farther from its neighbours.
 NEAR = 2.5
 FAR = 9.0  # standard deviations beyond which nothing is cut off
 
@@ -112,7 +112,7 @@ def kept_spread(below: float, above: float) -> float:
 
 
 def grouped_median(values: Values) -> tuple[float, bool]:
-    """The median of values, and True if it was that of coarsely rounded ones: it then lies within the step that they were rounded to.
+    """The median of values, and True if it was that of coarsely rounded ones: it is then within the step that they were rounded to.
 
     Where more than one in a hundred values equals the median, and it is one of the least values, these are taken as spread evenly
     over their step: the details of small integers would else have one of few levels. A median of 0 stays 0.
@@ -135,7 +135,7 @@ LEAST_SHARE, LEAST_COUNT = 1e-4, 8  # share of the pixels that have the value, a
 
 
 class FarValue(NamedTuple):
-    """The least or largest value of an image, farther from the others than these lie from each other."""
+    """The least or largest value of an image, farther from the others than these are from each other."""
 
     value: float
     number: int
@@ -167,7 +167,7 @@ class Ends(NamedTuple):
         return Ends(self.counts + other.counts, self.pixels + other.pixels)
 
     def far_value(self) -> FarValue | None:
-        """The value that lies apart, if there is one.
+        """The value apart from the others, if there is one.
 
         >>> import numpy as np
         >>> Ends.from_values(np.array([-9999.0] * 10 + [12.0, 13.0, 500.0])).far_value()
@@ -199,9 +199,9 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
     The level of each sample square is estimated by itself; the median of these is that of the plane,
     so that a few busy or empty places do not bias it. Squares without any variation (a mosaic's
     background) do not count, nor do pixels that are not finite or saturated; where noise was cut off at these, the level is the one
-    before. The samples lie at the same places every time.
+    before. The places are the same every time.
 
-    ``source``: image; ``spatial``: positions of the spatial axes; squares lie on the last two of them; ``looped``: positions of the axes of which
+    ``source``: image; ``spatial``: positions of the spatial axes; squares span the last two of them; ``looped``: positions of the axes of which
     each index is a plane by itself. Samples are spread over all other axes.
 
     Returns
@@ -284,7 +284,7 @@ def spread_evenly(things: Sequence[T], count: int) -> list[T]:
 
 
 def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
-    """Ranges of at most so many planes that lie in the same chunks, which are decoded once for all of them."""
+    """Ranges of at most so many planes in the same chunks, which are decoded once for all of them."""
     lengths = tuple(source.shape[axis] for axis in looped)
     chunks = chunks_of(source)
     edges = [min(n, chunks[axis]) for axis, n in zip(looped, lengths, strict=True)]
@@ -295,7 +295,7 @@ def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[R
 
 
 def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int) -> list[Region]:
-    """Squares of one plane, at these places on the other axes; they lie where they would in an image of this plane alone."""
+    """Squares of one plane, at these places on the other axes; at the places that they have in an image of this plane alone."""
     inside = [axis for axis in range(len(shape)) if axis not in at]
     fixed = {axis: (index, index + 1) for axis, index in at.items()}
     found = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
@@ -327,7 +327,7 @@ def plane_level(squares: Sequence[Values]) -> float:
 def measure_plane(squares: Sequence[Values], fit: Fit | None = None) -> PlaneLevel:
     """Measure the noise of a plane; ``fit``: that of its windows, if all are whole.
 
-    Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
+    Saturated pixels are left out: in squares with less than half of them; where there are none, in those that have enough others. Else all count.
     """
     saturated = saturated_ends(squares)
     fit = fit or fit_noise(windows_of(squares, whole=True))

@@ -232,7 +232,7 @@ def _measured_means(windows: Values) -> tuple[Values, Values]:
 
 
 def without_marks(squares: Sequence[Values]) -> Sequence[Values]:
-    """The squares with NaN for a least or largest value that lies farther from all others than these from each other: no light has it."""
+    """The squares with NaN for a least or largest value that is farther from all others than these from each other: no light has it."""
     values = np.unique(finite_values(squares))
     if len(values) < 4:
         return squares
@@ -259,7 +259,7 @@ def crowded(squares: Sequence[Values]) -> list[tuple[float, float]]:
 
 
 def _piled_up(values: Values) -> float:
-    """The least value if many have it that would lie below, else NaN; few counts do not: as many are 1 as 0 at a mean of 1."""
+    """The least value if many have it that would be below, else NaN; few counts do not: as many are 1 as 0 at a mean of 1."""
     least = values.min(initial=np.inf)
     others = values[values > least]
     number = values.size - others.size

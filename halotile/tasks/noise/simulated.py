@@ -41,7 +41,7 @@ Sampler = Callable[[np.random.Generator], NDArray[Any]]
 def draw_cells(region: Region, seed: int, operator: int | tuple[int, ...], draw: Sampler) -> NDArray[Any]:
     """Draw numbers for the pixels of a region, by their global positions.
 
-    ``region``: cells lie on the last two axes; a region of one axis lies in the first row; ``seed, operator``: image of random numbers: each 0 or
+    ``region``: cells span the last two axes; a region of one axis is in the first row; ``seed, operator``: image of random numbers: each 0 or
     more, and the second one or several; ``draw``: returns the numbers of one cell, shape (CELL, CELL).
 
     >>> normal = lambda stream: stream.standard_normal((CELL, CELL))

@@ -170,7 +170,7 @@ def _most_likely(differences: Sequence[tuple[int, Values, Values]], precision: f
 class LineCorrections:
     """The offset of each line of an image, and its gain less 1 where that is wanted: two pixels, or one, along the line.
 
-    Lines are estimated in groups that lie at the same places whatever is read, so that the same numbers come out.
+    Lines are estimated in groups at fixed places, whatever is read, so that the same numbers come out.
     """
 
     image: Readable  # with NaN in its holes

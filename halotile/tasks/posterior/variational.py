@@ -427,7 +427,7 @@ def optimize_kl(
 
     Examples
     --------
-    Two numbers, of which the sum is measured:
+    Two numbers, whose sum is measured:
 
     >>> from halotile import posterior
     >>> data = posterior.Gaussian([3.0], std=0.1)

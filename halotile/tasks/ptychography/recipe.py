@@ -35,12 +35,12 @@ def warning_of_halves(loss: float, of_halves: float, kind: str) -> str | None:
     """Return a warning where the halves of the positions need more epochs, by a loss of a kind.
 
     >>> warning_of_halves(0.25, 0.8, "amplitude_mse")
-    'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell'
+    'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs will show it'
     >>> warning_of_halves(-13.0, 20.0, "poisson_nll")  # it has no zero to be relative to
     """
     if kind == "poisson_nll" or of_halves <= UNFINISHED * loss:
         return None
-    return f"the two halves are not done, with a loss of {of_halves:.4g}: the object of all positions may be finer. More epochs tell"
+    return f"the two halves are not done, with a loss of {of_halves:.4g}: the object of all positions may be finer. More epochs will show it"
 
 
 @dataclass(frozen=True)

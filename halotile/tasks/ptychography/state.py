@@ -24,7 +24,7 @@ FURTHER = 0.3  # share of the light of the further modes while they follow the f
 # Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is.
 EVEN = 1e-6
 FOLLOWED = 20  # epochs in which the further modes of the first guess follow the first one
-# Counts of a pixel, on average, from which they do: below, a mode cannot be told from no mode, and would keep its light.
+# Counts of a pixel, on average, from which they do: below, a mode cannot be distinguished from none, and would keep its light.
 TELLING = 1.0
 LEAST_MEAN = 1e-9  # mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12
 DIM = 1e-3  # root of the first guess of the background, relative to that of the mean count
@@ -174,7 +174,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         raise InputError(f"{recipe.patterns.path}: no pattern has a count. Look at the file that it is of.")
     if float(mean.mean()) < LEAST_MEAN:
         raise InputError(
-            f"{recipe.patterns.path}: a pixel has {float(mean.mean()):.2g} on average, too little for the losses to tell from 0. Multiply the patterns so that it is 1e-6 or more."
+            f"{recipe.patterns.path}: a pixel has {float(mean.mean()):.2g} on average, too little for the losses to distinguish from 0. Multiply the patterns so that it is 1e-6 or more."
         )
     background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
     background = turned(background, recipe)

@@ -36,7 +36,7 @@ from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
 
 EDGE = 512  # edge of a crop in pixels
-CANDIDATES = 16  # places of which the one with most structure is taken
+CANDIDATES = 16  # places; the one with most structure is taken
 # Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by.
 SMALLEST, NARROWEST = 16, 4
 LARGEST = 1024  # edge of the largest crop that is asked for

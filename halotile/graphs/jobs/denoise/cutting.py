@@ -31,8 +31,8 @@ HOLED_BYTES = 24.0  # further working memory of a filter that leaves out holes, 
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
-def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None = None) -> needs.Footprint:
-    """Return the memory that a worker holds during a block, by purpose; ``piece``: unit of decode of the input, in pixels."""
+def footprint_of(task: DenoiseTask, chunk: tuple[int, ...], tuned: Tuned | None = None) -> needs.Footprint:
+    """Return the memory that a worker holds during a block, by purpose; ``chunk``: that of the input, in pixels."""
     tiling, denoiser, layout, middle = task.tiling, task.denoiser, task.writer.layout, task.grid.middle
     ends = zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
     read = math.prod(min(w, n) if rule == "cut" else w for w, n, rule in ends) * task.source.dtype.itemsize
@@ -44,8 +44,8 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
     result = core * np.dtype(tiling.work_dtype).itemsize
     encoded = task.io_threads * 2 * math.prod(layout.shard) + layout.coarser_share * core
     encode = int(encoded * np.dtype(layout.dtype).itemsize)
-    # A piece is in memory both encoded and decoded.
-    decoded = task.io_threads * 2 * math.prod(piece) * task.source.dtype.itemsize
+    # A chunk is in memory both encoded and decoded.
+    decoded = task.io_threads * 2 * math.prod(chunk) * task.source.dtype.itemsize
     common = {
         needs.MODEL: 2 * sum(path.stat().st_size for path in denoiser.files()),
         needs.DECODED: decoded + kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray)),

@@ -100,7 +100,7 @@ def _voxel_shape(job: Denoising, source: Source, letters: str) -> tuple[float, .
         shape = voxel_shape([source.scale[i] for i in at], units, is_given=bool(given))
     if "z" in given and shape is None:
         raise ConfigError(
-            f"input.spacing is {dict(job.input.spacing)}, which does not tell the shape of a voxel along {letters}. "
+            f"input.spacing is {dict(job.input.spacing)}, which leaves the shape of a voxel unknown along {letters}. "
             "Write the size along each of these axes, all with a unit of length, or all without."
         )
     return shape

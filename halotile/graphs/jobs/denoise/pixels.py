@@ -307,7 +307,7 @@ def choose_type(image: JobImage, denoiser: Denoiser, levels: Levels | None) -> R
 
 
 def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
-    """Return a remark on the plane of which most noise was cut off, too much for its level to be known."""
+    """Return a remark on the plane that lost most of its noise to cut-off values, too much for its level to be known."""
     plane = max(planes, key=lambda plane: plane.noise.share, default=None)
     if plane is None or not plane.noise.share:
         return ()

@@ -227,7 +227,7 @@ class _Sized:
         )
 
     def in_larger_shards(self) -> Iterator[Self]:
-        """Yield the same in larger shards, for a volume of which nothing but the memory decides the cuts, as long as they keep all workers busy."""
+        """Yield the same in larger shards, for a volume whose cuts only the memory decides, as long as they keep all workers busy."""
         job, layout, geometry = self.job, self.layout, self.geometry
         if geometry.dims < 3 or (job.output.shard, job.tile.block, job.tile.size) != ("auto", "auto", "auto"):
             return
@@ -260,8 +260,8 @@ class _Sized:
     def footprint_of(self, task: AnyDenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task: that of the largest of its parts, with the models of all."""
         original = self.image.original
-        piece = original.chunks if not original.mapped else (1,)
-        needs = [footprint_of(part, piece, tuned) for part in task.parts]
+        chunk = original.chunks if not original.mapped else (1,)
+        needs = [footprint_of(part, chunk, tuned) for part in task.parts]
         return {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: sum(need[MODEL] for need in needs)}
 
 

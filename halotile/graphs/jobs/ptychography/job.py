@@ -249,7 +249,7 @@ def result_rows(
             below = f"the {what} is {100 * (1 - misfit / noise):.0f} % below that of photons alone: the object follows noise"
             rows.append(("warning", f"{below}. Write held_out: 0.05"))
     if last.get("faintest_mode", 1) < LOST:
-        lost = f"a mode of the probe has {last['faintest_mode']:.2g} of the light: the patterns do not tell it from changes of the object, or it is not there"
+        lost = f"a mode of the probe has {last['faintest_mode']:.2g} of the light: the patterns do not distinguish it from changes of the object, or it is not there"
         rows.append(("warning", f"{lost}. Write fewer modes, or give the modes as input.start"))
     of_halves = last.get("loss_of_halves")
     if of_halves is not None and (warning := warning_of_halves(last["loss"], of_halves, loss)):

@@ -174,7 +174,7 @@ def image_shape(
         tried.setdefault(shape, message)
     if not tried:
         raise ConfigError(
-            "shape is auto, and data of one axis do not tell how long the image is along its own. Write its shape, such as "
+            "shape is auto, and data of one axis do not determine the length of the image. Write its shape, such as "
             "shape: [4096, 4096]."
         )
     shape, wrong = next(iter(tried.items()))

@@ -263,7 +263,7 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
         "the activations": activations,
         "the network with the moments of Adam": (8 + 2 * recipe.slots) * weights,
         "the patches": cells,
-        "decoded pieces of the images": decoded,
+        "decoded chunks of the images": decoded,
     }
     edge = recipe.patches.patch
     what = f"a step with {recipe.batch // recipe.slots} patches of {edge} × {edge} on each worker"

@@ -248,7 +248,7 @@ def _channel_dropout(
 ) -> torch.Tensor:
     if training and train:
         raise ConfigError(
-            f"the network calls {name} in training, and its rows are cut among ranks, each of which would leave out other channels. Write dropout, "
+            f"the network calls {name} in training. Its rows are cut among ranks, and each rank would leave out other channels. Write dropout, "
             "which leaves out single numbers."
         )
     return input
