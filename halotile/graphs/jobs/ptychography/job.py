@@ -84,7 +84,7 @@ class StageOptions:
     epochs: int
     """Number of times that each pattern is used."""
     lr: float | Auto = "auto"
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, for few counts 0.01, for poisson_nll 0.005 unless pixels of few counts are held out, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, for few counts 0.01, for poisson_nll 0.005 (0.02 where pixels of few counts are held out), of rpie 0.5, of lbfgs 0.1; sgd needs one."""
     batch: int | Auto = "auto"
     """Patterns of a step. auto: 20, of lbfgs all."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
