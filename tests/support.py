@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from halotile.cli.config.loading import load_job
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
+from halotile.graphs.kinds.base import Footprint
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
-from halotile.graphs.plans.needs import Footprint
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.sharded.output import create_output, to_dtype

@@ -55,7 +55,8 @@ class Prepared:
 
 def prepare(job: Job, asked: RunOptions) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
-    from halotile.graphs.plans.needs import Requested, workers_of
+    from halotile.graphs.kinds.base import Requested
+    from halotile.graphs.plans.needs import workers_of
     from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission import Submission, check_not_waiting, check_walltime, notice_seconds, script_of

@@ -265,7 +265,7 @@ def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path) -
     (tmp_path / "mask.png").write_bytes(imagecodecs.png_encode(np.ones((2048, 2048), "uint8")))
     for rows in (2048, 64):
         tifffile.imwrite(tmp_path / f"{rows}.tif", pixels, compression="zlib", rowsperstrip=rows)
-    pieces, kept = "pieces of 2048 × 2048 pixels", "keeps the last one (8 MiB)"
+    pieces, kept = "chunks of 2048 × 2048 pixels", "keeps the last one (8 MiB)"
     for name, rows, words in (("2048.tif", 2048, pieces), ("64.tif", 64, pieces), ("whole.png", 2048, kept)):
         plan = planned(tmp_path, tmp_path / name, shard=256)
         assert any(words in note for note in plan.notes) == (rows == 2048)

@@ -12,13 +12,26 @@ import numpy as np
 import scipy
 
 from halotile.errors import InputError
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, Records, RunView, Sums, Work
+from halotile.graphs.kinds.base import (
+    Gather,
+    Need,
+    OutputArray,
+    OutputState,
+    Pass,
+    PassCount,
+    Planned,
+    PlanRequest,
+    Records,
+    RunView,
+    Sums,
+    Work,
+)
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import check_paths
 from halotile.graphs.plans.cutting import Geometry, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import OutputState, Planned, place_job
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS
+from halotile.graphs.plans.plan import place_job
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid

@@ -8,26 +8,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.graphs.kinds.sections import Job
+from halotile.graphs.kinds.sections import Cluster, Job
 from halotile.graphs.waiting import Report, no_report
+from halotile.graphs.words import bytes_text
 from halotile.registry import find, names
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from halotile.graphs.plans.plan import OutputState, Planned
+    from halotile.storage.arrays import Source
     from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
     from halotile.storage.sharded.layout import Layout
     from halotile.storage.sharded.output import AnyLayout, FileLayout
     from halotile.tasks.block import BlockTask
+    from halotile.tasks.options import Auto
     from halotile.tasks.terms import Part
 
 
@@ -375,3 +377,112 @@ def kind_of(job: Job) -> JobKind:
 def kinds() -> Mapping[str, JobKind]:
     """Return all kinds by name."""
     return {name: find_kind(name) for name in kind_names()}
+
+
+J = TypeVar("J", bound=Job)
+Footprint = Mapping[str, int]  # bytes that one worker holds at once, by purpose
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory that one worker holds at once in one kind of task."""
+
+    what: str  # task, such as `one block of [512, 512]`
+    parts: Footprint  # projected peak, by purpose
+    smaller: str = ""  # what to write instead, as the end of a sentence
+    remedy: str = ""  # sentences with what to write instead, where these are others
+    remark: str = ""  # further remark
+
+    @property
+    def total_bytes(self) -> int:
+        """The projected peak."""
+        return sum(self.parts.values())
+
+    def describe(self) -> str:
+        """Describe the largest parts, largest first."""
+        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:3]
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest if count)
+
+    def refusal(self) -> str:
+        """Return what is needed, its parts, and what to write instead."""
+        remedy = self.remedy or f"Write run.memory_per_worker: {-(-self.total_bytes // 2**20)}MiB, or {self.smaller}."
+        return f"{self.what} needs {bytes_text(self.total_bytes)}, including {self.describe()}.{self.remark} {remedy}"
+
+
+class Requested(NamedTuple):
+    """The number of workers that a job asked for, and why the plan has another.
+
+    Parameters
+    ----------
+    workers : int or "auto"
+        The number as written.
+    why : str
+        The reason in a few words; empty where the plan has the number as written.
+    """
+
+    workers: int | Auto
+    why: str
+
+
+@dataclass(frozen=True)
+class Placement(Generic[J]):
+    """Workers and device of a job."""
+
+    job: J  # job with its number of workers decided
+    requested: Requested  # number of workers that was asked for
+    cluster: Cluster  # cluster of the workers
+    device: str  # device, precision: device and precision of the denoiser
+    precision: str
+    ignored: tuple[str, ...]  # notes on settings that have no effect
+    machine_bytes: int | None  # memory that the workers share; None where they run on other machines
+
+    @property
+    def on_gpu(self) -> bool:
+        """True where GPUs compute."""
+        return self.device != "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Decisions of a kind of job on its plan; :func:`~halotile.graphs.plans.plan.make_plan` adds what all plans have."""
+
+    # job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves
+    # that open
+    placement: Placement[Any]
+    work: Work  # its outputs and passes
+    identity: dict[str, Any]  # everything that can change a bit of an output
+    needs: tuple[Need, ...]  # memory of a worker in each kind of task
+    figures: Mapping[str, Any]  # figures of the kind of job, by name
+    sources: tuple[Source, ...]  # arrays that workers read
+    smaller: str  # advice by which a worker needs less, as the end of a sentence
+    files: tuple[Path, ...] = ()  # other files that the job reads
+    notes: tuple[str, ...] = ()  # sentences about trial results, or what the result will lack or cost
+    scratch_bytes: int = 0  # scratch_bytes, scratch_inodes: size and files of scratch arrays, at most
+    scratch_inodes: int = 0
+    smaller_output: str = ""  # advice by which the output becomes smaller, as the end of a sentence
+    # given, decided: parts of the job that a job file writes differently, and those whose values were decided
+    given: Mapping[str, Any] = field(default_factory=dict)
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    # returns notes for a run that goes on with an earlier one
+    notes_of_resumed: Callable[[], Sequence[str]] = tuple
+    discards_others: bool = False  # earlier run of another job is discarded
+
+    @property
+    def job(self) -> Any:
+        """The job with its number of workers decided."""
+        return self.placement.job
+
+    @property
+    def cluster(self) -> Cluster:
+        """Cluster of the workers."""
+        return self.placement.cluster
+
+
+@dataclass(frozen=True)
+class OutputState:
+    """The first output of a job, and the plan that an earlier run left there."""
+
+    output: OutputPath  # its absolute path, or its place in a store
+    directory: RunDirectory  # directory beside it
+    previous: dict[str, Any] | None  # plan of an earlier run of this kind of job
+    other_kind: str | None = None  # kind of an earlier run of another job

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -15,10 +15,9 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import cgroups_of, chosen, cores_here, gpus_here, requested_by, slots_here
-from halotile.graphs.kinds.base import kind_of
+from halotile.graphs.kinds.base import Requested, kind_of
 from halotile.graphs.kinds.sections import AJob, Cluster, Job, Run, parse_bytes
 from halotile.graphs.words import bytes_text, counted
-from halotile.tasks.options import Auto
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB  # resident memory of a worker before its first block: Python, Dask, zarr, torch
@@ -68,33 +67,6 @@ def gpu_bytes(measured: int | None) -> int:
 
 PROCESS, MODEL, TILES = "the program itself", "the model", "the tiles"
 READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one chunk of the input"
-Footprint = Mapping[str, int]  # bytes that one worker holds at once, by purpose
-
-
-@dataclass(frozen=True)
-class Need:
-    """Memory that one worker holds at once in one kind of task."""
-
-    what: str  # task, such as `one block of [512, 512]`
-    parts: Footprint  # projected peak, by purpose
-    smaller: str = ""  # what to write instead, as the end of a sentence
-    remedy: str = ""  # sentences with what to write instead, where these are others
-    remark: str = ""  # further remark
-
-    @property
-    def total_bytes(self) -> int:
-        """The projected peak."""
-        return sum(self.parts.values())
-
-    def describe(self) -> str:
-        """Describe the largest parts, largest first."""
-        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest if count)
-
-    def refusal(self) -> str:
-        """Return what is needed, its parts, and what to write instead."""
-        remedy = self.remedy or f"Write run.memory_per_worker: {-(-self.total_bytes // MIB)}MiB, or {self.smaller}."
-        return f"{self.what} needs {bytes_text(self.total_bytes)}, including {self.describe()}.{self.remark} {remedy}"
 
 
 def pinned(size: int) -> int:
@@ -157,21 +129,6 @@ def _workers_of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
     return Count(
         max(1, room), f"{bytes_text(memory)} have no room for more of {run.memory_per_worker}; {counted(cores, 'core')}"
     )
-
-
-class Requested(NamedTuple):
-    """The number of workers that a job asked for, and why the plan has another.
-
-    Parameters
-    ----------
-    workers : int or "auto"
-        The number as written.
-    why : str
-        The reason in a few words; empty where the plan has the number as written.
-    """
-
-    workers: int | Auto
-    why: str
 
 
 def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Requested]:

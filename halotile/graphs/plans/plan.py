@@ -6,25 +6,33 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from halotile.errors import ConfigError, DiskRefused, MemoryRefused, OutputRefused
 from halotile.graphs.clusters.base import AUTO
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
-from halotile.graphs.kinds.base import JobKind, JobOutput, PlanRequest, Work, kind_of
-from halotile.graphs.kinds.sections import Cluster, Job, NamedChoice, Run, parse_bytes, takes_many
+from halotile.graphs.kinds.base import (
+    JobKind,
+    JobOutput,
+    Need,
+    OutputState,
+    Placement,
+    Planned,
+    PlanRequest,
+    Requested,
+    kind_of,
+)
+from halotile.graphs.kinds.sections import Job, NamedChoice, Run, parse_bytes, takes_many
 from halotile.graphs.plans.choices import computed_by
 from halotile.graphs.plans.identity import as_stored, differences_of_runs, fingerprint, may_be_same
 from halotile.graphs.plans.needs import (
     SHARED_BYTES,
-    Need,
-    Requested,
     check_allocation,
     check_device,
     cluster_for,
@@ -39,7 +47,6 @@ from halotile.graphs.plans.needs import (
 from halotile.graphs.rules.values import check_job
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.words import bytes_text
-from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, lies_in
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
@@ -91,60 +98,6 @@ class Documents:
 
     asked: dict[str, Any]
     resolved: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Placement(Generic[J]):
-    """Workers and device of a job."""
-
-    job: J  # job with its number of workers decided
-    requested: Requested  # number of workers that was asked for
-    cluster: Cluster  # cluster of the workers
-    device: str  # device, precision: device and precision of the denoiser
-    precision: str
-    ignored: tuple[str, ...]  # notes on settings that have no effect
-    machine_bytes: int | None  # memory that the workers share; None where they run on other machines
-
-    @property
-    def on_gpu(self) -> bool:
-        """True where GPUs compute."""
-        return self.device != "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """Decisions of a kind of job on its plan; :func:`~halotile.graphs.plans.plan.make_plan` adds what all plans have."""
-
-    # job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves
-    # that open
-    placement: Placement[Any]
-    work: Work  # its outputs and passes
-    identity: dict[str, Any]  # everything that can change a bit of an output
-    needs: tuple[Need, ...]  # memory of a worker in each kind of task
-    figures: Mapping[str, Any]  # figures of the kind of job, by name
-    sources: tuple[Source, ...]  # arrays that workers read
-    smaller: str  # advice by which a worker needs less, as the end of a sentence
-    files: tuple[Path, ...] = ()  # other files that the job reads
-    notes: tuple[str, ...] = ()  # sentences about trial results, or what the result will lack or cost
-    scratch_bytes: int = 0  # scratch_bytes, scratch_inodes: size and files of scratch arrays, at most
-    scratch_inodes: int = 0
-    smaller_output: str = ""  # advice by which the output becomes smaller, as the end of a sentence
-    # given, decided: parts of the job that a job file writes differently, and those whose values were decided
-    given: Mapping[str, Any] = field(default_factory=dict)
-    decided: Mapping[str, Any] = field(default_factory=dict)
-    # returns notes for a run that goes on with an earlier one
-    notes_of_resumed: Callable[[], Sequence[str]] = tuple
-    discards_others: bool = False  # earlier run of another job is discarded
-
-    @property
-    def job(self) -> Any:
-        """The job with its number of workers decided."""
-        return self.placement.job
-
-    @property
-    def cluster(self) -> Cluster:
-        """Cluster of the workers."""
-        return self.placement.cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,16 +367,6 @@ def _check_puts(plan: Plan) -> None:
                 f"output.shard is {list(layout.shard)}, {bytes_text(shard_bytes)} each, and a store takes {bytes_text(MOST_PUT_BYTES)} "
                 "at once. Write a smaller one."
             )
-
-
-@dataclass(frozen=True)
-class OutputState:
-    """The first output of a job, and the plan that an earlier run left there."""
-
-    output: OutputPath  # its absolute path, or its place in a store
-    directory: RunDirectory  # directory beside it
-    previous: dict[str, Any] | None  # plan of an earlier run of this kind of job
-    other_kind: str | None = None  # kind of an earlier run of another job
 
 
 def inspect_output(job: Job, request: PlanRequest) -> OutputState:

@@ -9,6 +9,7 @@ import numpy as np
 
 from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.kinds.base import Footprint, Need
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.choices import describe_denoiser, kept_bytes
@@ -31,7 +32,7 @@ HOLED_BYTES = 24.0  # further working memory of a filter that leaves out holes, 
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
-def footprint_of(task: DenoiseTask, chunk: tuple[int, ...], tuned: Tuned | None = None) -> needs.Footprint:
+def footprint_of(task: DenoiseTask, chunk: tuple[int, ...], tuned: Tuned | None = None) -> Footprint:
     """Return the memory that a worker holds during a block, by purpose; ``chunk``: that of the input, in pixels."""
     tiling, denoiser, layout, middle = task.tiling, task.denoiser, task.writer.layout, task.grid.middle
     ends = zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
@@ -128,9 +129,9 @@ def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tile, window
 
 
-def need_of(task: DenoiseTask, needed: needs.Footprint, allowed: int, machine: int | None) -> needs.Need:
+def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> Need:
     """Return the memory that a worker holds during a block, with advice where it may use less."""
-    return needs.Need(
+    return Need(
         f"one block of {list(task.grid.block)}",
         needed,
         remedy=_ways_to_fit(task, needed, allowed, machine),
@@ -138,7 +139,7 @@ def need_of(task: DenoiseTask, needed: needs.Footprint, allowed: int, machine: i
     )
 
 
-def _ways_to_fit(task: DenoiseTask, needed: needs.Footprint, allowed: int, machine: int | None) -> str:
+def _ways_to_fit(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> str:
     """Return advice where a block needs more than a worker has: only settings that can help."""
     tile, window = tile_window(task)
     is_deep = math.prod(window) > 4 * math.prod(tile)

@@ -14,10 +14,10 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.image import JobImage, Levels, note_of_far_value
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
 from halotile.graphs.jobs.denoise.stripes import Striped
+from halotile.graphs.kinds.base import OutputState
 from halotile.graphs.kinds.sections import Tile, stem
 from halotile.graphs.plans.cutting import Halo, resolve_halo
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.plans.plan import OutputState
 from halotile.graphs.rules.values import apply_rules
 from halotile.graphs.words import dotted
 from halotile.storage.arrays import Source

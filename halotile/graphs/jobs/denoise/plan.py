@@ -44,14 +44,14 @@ from halotile.graphs.jobs.denoise.image import (
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.denoise.stripes import choose_stripes
-from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.base import Footprint, OutputArray, OutputState, Placement, Planned, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_denoiser
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_more_than
+from halotile.graphs.plans.needs import MODEL, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
-from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
+from halotile.graphs.plans.plan import place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import compare_tiles, compared_on_image, expect_trial, try_denoiser
 from halotile.graphs.waiting import report_if_slow

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.ptychography.job import LIKELIHOOD, Ptychography, StageOptions, result_rows
-from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest, RunView, kind_of
+from halotile.graphs.kinds.base import Inspection, Need, OutputFile, OutputState, Planned, PlanRequest, RunView, kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports, check_decoding, check_paths
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
-from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS, Need
-from halotile.graphs.plans.plan import OutputState, Planned, place_ranks
+from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS
+from halotile.graphs.plans.plan import place_ranks
 from halotile.graphs.words import counted
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory

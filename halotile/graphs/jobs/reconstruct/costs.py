@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, MODEL, PROCESS, TILES, Footprint, gpu_bytes, pinned
+from halotile.graphs.kinds.base import Footprint
+from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, MODEL, PROCESS, TILES, gpu_bytes, pinned
 from halotile.graphs.solvers import base
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable

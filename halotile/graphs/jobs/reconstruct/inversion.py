@@ -13,10 +13,9 @@ from halotile.errors import ConfigError
 from halotile.graphs.iterations import iterate
 from halotile.graphs.jobs.reconstruct.costs import Backprojection, Form, footprint_of_operator, footprint_of_step
 from halotile.graphs.jobs.reconstruct.job import ITERATE, Bounds, Reconstruction, is_behind, is_gone, last_of
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
+from halotile.graphs.kinds.base import Footprint, Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.choices import describe_denoiser, describe_options
 from halotile.graphs.plans.cutting import Halo, overlap_pays
-from halotile.graphs.plans.needs import Footprint
 from halotile.graphs.plans.trials.gpu_trials import on_device
 from halotile.graphs.runs.records import remove_records
 from halotile.graphs.solvers._subsets import SubsetNorms, SubsetSolver

@@ -12,14 +12,14 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct import costs, inversion, measurements
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
-from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.base import Need, OutputArray, OutputState, Placement, Planned, PlanRequest, Requested
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
+from halotile.graphs.plans.needs import DECODED, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import OutputState, Placement, Planned, place_job
+from halotile.graphs.plans.plan import place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compare_tiles, expect_trial, try_denoiser
 from halotile.graphs.solvers._subsets import SubsetSolver

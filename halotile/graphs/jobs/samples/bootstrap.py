@@ -15,10 +15,9 @@ from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, spans_of
 from halotile.graphs.jobs.denoise.plan import plan_denoising
 from halotile.graphs.jobs.samples.job import Sampling
-from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.base import OutputArray, OutputState, Planned, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES
-from halotile.graphs.plans.plan import OutputState, Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.graphs.words import counted
 from halotile.storage.disk.object_path import full_path

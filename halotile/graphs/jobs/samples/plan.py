@@ -19,14 +19,14 @@ from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.bootstrap import plan_bootstrap
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
-from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.base import Need, OutputArray, OutputState, Planned, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import kept_bytes, make_part
 from halotile.graphs.plans.cutting import Geometry, allowed_bytes, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
+from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import OutputState, Planned, place_job
+from halotile.graphs.plans.plan import place_job
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
 from halotile.graphs.words import counted

@@ -21,14 +21,26 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     written,
 )
 from halotile.graphs.jobs.simulate.job import Simulation
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
+from halotile.graphs.kinds.base import (
+    Gather,
+    Need,
+    OutputArray,
+    OutputState,
+    Pass,
+    PassCount,
+    Planned,
+    PlanRequest,
+    RunView,
+    Sums,
+    Work,
+)
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.choices import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.cutting import Geometry, axes_like, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import OutputState, Planned, place_job
+from halotile.graphs.plans.plan import place_job
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter

@@ -23,12 +23,22 @@ from halotile.graphs.jobs.train.images import (
     steps_of_epochs,
 )
 from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, describe_weights, result_rows
-from halotile.graphs.kinds.base import AnyPass, Inspection, OutputFile, PlanRequest, RunView, Sums
+from halotile.graphs.kinds.base import (
+    AnyPass,
+    Inspection,
+    Need,
+    OutputFile,
+    OutputState,
+    Planned,
+    PlanRequest,
+    RunView,
+    Sums,
+)
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import OutputState, Planned, place_ranks
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS
+from halotile.graphs.plans.plan import place_ranks
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.disk.durable import DISK, GONE
