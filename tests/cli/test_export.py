@@ -21,7 +21,7 @@ from halotile.errors import ConfigError, HalotileError, OutputRefused
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.io_threads import IO_THREADS
-from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
+from halotile.storage.lengths import AT_BEST, AT_WORST, MEASURED
 from halotile.storage.scans.scan import PatternComparison, ScanResult
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.faults import run_python

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from halotile.errors import Diverged
+from halotile.storage.lengths import AT_BEST, AT_WORST, shown_resolution
 from halotile.storage.scans import convert
-from halotile.storage.scans.lengths import AT_BEST, AT_WORST, shown_resolution
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import StepRequests

@@ -21,8 +21,8 @@ from halotile.graphs.words import counted, shape_text
 from halotile.registry import optional
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import outside_zarr
+from halotile.storage.lengths import shown_length, shown_resolution
 from halotile.storage.scans.formats import knows_scan, opened_scan
-from halotile.storage.scans.lengths import shown_length, shown_resolution
 from halotile.storage.scans.scan import OPTIONAL, Scan, ScanResult, is_scan, open_scan, reading
 
 Panels = Mapping[str, Callable[..., None]]  # functions that draw on axes, by the title of those

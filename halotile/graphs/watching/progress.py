@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.words import counted
-from halotile.storage.scans.lengths import shown_resolution
+from halotile.storage.lengths import shown_resolution
 
 if TYPE_CHECKING:
     from tqdm.std import tqdm

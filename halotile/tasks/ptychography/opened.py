@@ -16,7 +16,7 @@ from scipy.ndimage import gaussian_filter
 
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
-from halotile.storage.scans.lengths import shown_resolution
+from halotile.storage.lengths import shown_resolution
 from halotile.storage.scans.scan import PatternComparison, Scan, check_result_place
 from halotile.tasks.groups.training.curve import LOOK_SECONDS
 from halotile.tasks.groups.training.fit import read_content, state_in, write_state

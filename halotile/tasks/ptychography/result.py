@@ -18,8 +18,8 @@ from scipy import fft
 from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import DISK
 from halotile.storage.images.png import contrast, encode_png, grey, side_by_side
+from halotile.storage.lengths import AT_BEST, AT_WORST, MEASURED
 from halotile.storage.scans.formats import encode_cxi
-from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 from halotile.storage.scans.scan import RINGS, PatternComparison
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.fit import read_content, state_in, write_state

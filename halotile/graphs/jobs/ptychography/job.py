@@ -11,7 +11,7 @@ from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.rules.values import Above, AtLeast, Faults, seed, workers_of_slots
 from halotile.graphs.words import counted, shape_text
-from halotile.storage.scans.lengths import shown_length, shown_resolution
+from halotile.storage.lengths import shown_length, shown_resolution
 from halotile.storage.scans.scan import fault_of_name
 from halotile.storage.spacing import signed_metres
 from halotile.tasks.options import Auto, OwnPath, ReadPath

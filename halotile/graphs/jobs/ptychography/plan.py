@@ -25,9 +25,9 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS
 from halotile.graphs.plans.plan import place_ranks
 from halotile.graphs.words import counted
 from halotile.storage.grid import Region
+from halotile.storage.lengths import shown_length
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import StartValues, open_scan, open_summary, worst_patterns
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import signed_metres
