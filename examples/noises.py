@@ -1,4 +1,4 @@
-"""Kinds of noise, each denoised as plain noise and as its own kind: the picture of docs/noise.md.
+"""Kinds of noise, each denoised as plain noise and as its own kind: the image of docs/noise.md.
 
 ::
 

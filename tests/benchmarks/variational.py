@@ -51,7 +51,7 @@ def nifty(folder: Path, edge: int, pairs: str) -> Result:
 
 
 def _row(edge: int, pairs: int, bar: float) -> tuple[str, str, str, str, int, float, int, str]:
-    title = f"an iteration of variational inference, {edge}² photon counts, {pairs} pairs / NIFTy: processor time"
+    title = f"an iteration of variational inference, {edge}² photon counts, {pairs} pairs / NIFTy: CPU time"
     return "variational", title, f"variational.ours {pairs}", f"variational.nifty {pairs}", edge, bar, 3, "cpu_seconds"
 
 
