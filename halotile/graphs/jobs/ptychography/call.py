@@ -180,32 +180,72 @@ class _Solver:
 
     def optimize(
         self,
-        epochs: int,  # number of times that each pattern is used
+        epochs: int,
         *,
-        # learning rate; auto: that of the stage of a job without `lr`; SGD needs one
         lr: float | Auto = "auto",
-        batch_size: int | Auto = "auto",  # patterns of a step; auto: 20, of LBFGS all
-        # divide the learning rate by 5 where the loss has not fallen for more than 10 epochs
+        batch_size: int | Auto = "auto",
         schedule: bool = False,
-        # factors of the learning rate by part, such as `{"positions": 0.5}`
         lr_factors: Mapping[str, float] | None = None,
-        # epochs before positions begin to move; auto: half of the first call's, at most 100; 0 with a `start` or a
-        # factor of positions
         hold_positions: int | Auto = "auto",
-        # RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE
         alpha: float = 0.1,
-        # adam: shares of the earlier mean and mean square of the gradients that a step keeps
         betas: Sequence[float] = (0.9, 0.999),
-        # adam: divide a step by the largest mean square of the gradients so far, in place of the last one
         amsgrad: bool = False,
-        # SGD: share of the last step's direction that is added to the next one; each call begins without
         momentum: float = 0.0,
-        # weight of the squared differences between neighbouring pixels of the object beside the loss
         smoothness: float = 0.0,
-        # only patterns that are used, by their numbers in the file that the scan came from
         subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
-        """Compute some epochs more; yield the loss of each. The next one is computed once the loop asks for it: where the loop ends early, so does the computation."""
+        """Compute more epochs; each is computed when the loop asks for it.
+
+        Parameters
+        ----------
+        epochs : int
+            Number of times that each pattern is used.
+        lr : float or "auto"
+            Learning rate; auto: that of a stage of a job without `lr`. SGD needs a number.
+        batch_size : int or "auto"
+            Patterns of a step; auto: 20, of LBFGS all.
+        schedule : bool
+            Divide the learning rate by 5 where the loss has not fallen for more than 10 epochs.
+        lr_factors : dict, optional
+            Factors of the learning rate by part, such as ``{"positions": 0.5}``.
+        hold_positions : int or "auto"
+            Epochs before positions begin to move; auto: half of the first call's, at most 100; 0 with a `start` or a factor of positions.
+        alpha : float
+            RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
+        betas : pair of float
+            Adam and RPIE: shares of the earlier mean and mean square of the gradients that a step keeps.
+        amsgrad : bool
+            Adam: divide a step by the largest mean square of the gradients so far.
+        momentum : float
+            SGD: share of the last step that is added to the next one; each call begins without.
+        smoothness : float
+            Weight of the squared differences between neighbouring pixels of the object.
+        subset : sequence of int, optional
+            Numbers of the only patterns to use, as in the scan file.
+
+        Yields
+        ------
+        float
+            Loss of the epoch.
+
+        Raises
+        ------
+        ConfigError
+            For values that do not fit the scan or the solver.
+        Diverged
+            When the loss grows beyond that of the first guess.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from halotile import ptychography
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     truth = ptychography.simulate(f"{folder}/scan.zarr", raster=(4, 4), pattern=16, step=2)
+        ...     with ptychography.Adam(ptychography.open(f"{folder}/scan.zarr")) as adam:
+        ...         losses = list(adam.optimize(2, lr=0.02, batch_size=8))
+        >>> losses[1] < losses[0]
+        True
+        """
         options = StageOptions(
             solver=self.name,
             epochs=_plain(epochs),
