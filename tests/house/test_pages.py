@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 import halotile
 from halotile import registry
 from halotile.cli import exits
+from halotile.cli.app import COMMANDS
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
@@ -53,8 +54,9 @@ def test_pages_are_short() -> None:
     assert {page: length for page, length in lengths.items() if length > LONGEST.get(page, 260)} == {}
 
 
-def test_the_docs_list_every_exit_code() -> None:
-    text = (ROOT / "docs/running.md").read_text()
+def test_the_docs_list_every_command_and_exit_code() -> None:
+    text = (ROOT / "docs/commands.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [name for group in COMMANDS.values() for name in group]
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
     assert listed == codes
