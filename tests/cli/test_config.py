@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import keys_of
-from tests.cli.engine import MonkeyPatch, ask, check_lie, refused
+from tests.cli.engine import MonkeyPatch, ask, check_lie
 from tests.support import load_denoising
 
 
@@ -91,6 +90,9 @@ LIES = [
     ("input:    {path: noisy.npy, level: 0}\n", "", 1, "input: missing; write `input: {path: ...}`"),
     ("{path: noisy.npy, level: 0}", "noisy.npy", 3, 'write `input: {path: "noisy.npy"}`'),
     ("{path: noisy.npy, level: 0}", "{level: 0}", 3, "input.path: missing; write a path"),
+    ("{name: tv, strength: 0.1}", "{name: unet, weights: gone.safetensors}", 5, "gone.safetensors does not exist"),
+    ("{name: tv, strength: 0.1}", "{name: dncnn}", 5, "denoiser.weights: missing; write the path"),
+    ("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,", 8, "tile.depth: "),
     ("path: noisy.npy", "pth: noisy.npy", 3, "input.pth: unknown key; did you mean path?"),
     ("path: noisy.npy", "path: 12", 3, "input.path: 12 is not a path; put it in quotes"),
     ("path: noisy.npy", 'path: ""', 3, "input.path: is empty"),
@@ -235,23 +237,6 @@ def test_a_wrong_override_is_named_as_it_was_typed(config: Path, overrides: str,
     with pytest.raises((ConfigError, InputError)) as caught:
         load_job(config, overrides.split(";"))
     assert message in str(caught.value)
-
-
-OTHERS = [
-    ("version: 1\n", "", 4, 3, r"input\.path: .*noisy\.npy does not exist"),
-    ("{name: tv, strength: 0.1}", "{name: unet, weights: gone.safetensors}", 2, 5, r"denoiser\.weights: .*gone\.safetensors does not"),
-    ("{name: tv, strength: 0.1}", "{name: dncnn}", 2, 5, r"denoiser\.weights: missing; write the path .*examples/train_dncnn\.py"),
-    ("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,", 2, 8, r"tile\.depth: "),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("was", "lie", "code", "line", "words"), OTHERS)
-def test_a_missing_file_is_told(config: Path, was: str, lie: str, code: int, line: int, words: str) -> None:
-    if code == 4:
-        config.with_name("noisy.npy").unlink()
-    else:
-        config.write_text(config.read_text().replace(was, lie))
-    assert re.search(rf"config\.yaml:{line}: {words}", refused("validate", config, code=code))
 
 
 @pytest.mark.parametrize(

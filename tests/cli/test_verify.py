@@ -162,14 +162,17 @@ def move(folder: Path, before: str, after: str) -> Path:
 
 
 @pytest.mark.cluster
-def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path) -> None:
+def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     np.save(tmp_path / "noisy.npy", np.random.default_rng(0).random((64, 64), np.float32))
     (tmp_path / "config.yaml").write_text(SMALL_CONFIG)
     printed("run", str(tmp_path / "config.yaml"), "--no-dashboard", "-q")
     whole = (tmp_path / "clean.zarr/0/c/0/0").read_bytes()
     moved = move(tmp_path, "clean", "moved")
-    printed("resume", f"{moved}.run", "--no-dashboard", "-q")
+    monkeypatch.chdir(tmp_path)
+    for run in ("moved.zarr.run", f"{moved}.run"):
+        printed("resume", run, "--no-dashboard", "-q")
     assert verify(moved).problems == ()
+    assert json.loads((tmp_path / "moved.zarr.run/job.json").read_text())["output"]["path"] == str(moved)
     again = move(tmp_path, "moved", "again")
     printed("verify", str(again), "--repair", "-q")
     assert verify(again).problems == ()
