@@ -67,29 +67,29 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(tmp_path: Path) -> None:
     assert not Path(output["key"]).exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ("kind: slrum", "no cluster is called slrum; did you mean slurm?"),
-        ("kind: scheduler", "missing; write that of the running scheduler"),
-        ("kind: slurm, address: 'tls://10.0.0.7:8786'", "is for cluster scheduler"),
-        ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
-        ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
-        ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
-        ("address: 'tls://10.0.0.7:8786', tls: false", "anyone who connects can run code as you"),
-        ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
-        ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
-        ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
-        ("kind: htcondor, queue: gpu", "htcondor has no such setting"),
-        ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
-        ("gpus: -1", "-1 is too small; write at least 0"),
-        ("partition: fast", "unknown key"),
-        ("prologue: module load cuda", "is not a list"),
-        (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
-        (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
-        ('directives: ["#SBATCH --mem=3"]', 'has the mark of a directive before it, which is added; write "--mem=3"'),
-    ],
-)  # fmt: skip
+CANNOT_BE = [
+    ("kind: slrum", "no cluster is called slrum; did you mean slurm?"),
+    ("kind: scheduler", "missing; write that of the running scheduler"),
+    ("kind: slurm, address: 'tls://10.0.0.7:8786'", "is for cluster scheduler"),
+    ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
+    ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
+    ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
+    ("address: 'tls://10.0.0.7:8786', tls: false", "anyone who connects can run code as you"),
+    ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
+    ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
+    ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
+    ("kind: htcondor, queue: gpu", "htcondor has no such setting"),
+    ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
+    ("gpus: -1", "-1 is too small; write at least 0"),
+    ("partition: fast", "unknown key"),
+    ("prologue: module load cuda", "is not a list"),
+    (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
+    (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
+    ('directives: ["#SBATCH --mem=3"]', 'has the mark of a directive before it, which is added; write "--mem=3"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "words"), CANNOT_BE)
 def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: str) -> None:
     text = config.read_text()
     kept = "\n".join(line for line in text.splitlines() if not line.startswith("cluster"))
@@ -224,20 +224,20 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "variable", "message"),
-    [
-        (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
-        (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? Put the script's own arguments after --."),
-        (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
-        (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={walltime: "3"}'], None, SHORT),
-        (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
-        (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
-    ],
-)  # fmt: skip
+CANNOT_DO = [
+    (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
+    (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? Put the script's own arguments after --."),
+    (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
+    (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={walltime: "3"}'], None, SHORT),
+    (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
+    (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "variable", "message"), CANNOT_DO)
 def test_what_a_command_cannot_do_is_refused(
     words: list[str], variable: str | None, message: str, config: Path, monkeypatch: MonkeyPatch
 ) -> None:

@@ -83,20 +83,20 @@ def _plane_values(path: str) -> list[dict[str, str]]:
         return [{key: text for key, text in plane.attrib.items() if key[:3] != "The"} for plane in elements]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a.zarr", "a.png"], "a.png: what is written is a TIFF. Write a name that ends in .tif or .tiff."),
-        (["a.zarr", "no/a.tif"], "there is no folder no"),
-        (["a.zarr", "a.zarr/a.tif"], "it is the image a.zarr, or inside it"),
-        (["a.zarr", "there.tif"], "it already exists. Write another path, or --overwrite."),
-        (["a.zarr", "a.tif", "--plane", "z=1"], "the image's axes are tcyx"),
-        (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
-        (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),
-        (["b.npy", "a.tif", "--cog"], "--cog: b.npy says nothing of its place on Earth"),
-        (["a.zarr", "a.tif", "--cog"], "--cog: a.zarr has planes along t, c, and a GeoTIFF has one row of bands"),
-    ],
-)
+NOT_EXPORTED = [
+    (["a.zarr", "a.png"], "a.png: what is written is a TIFF. Write a name that ends in .tif or .tiff."),
+    (["a.zarr", "no/a.tif"], "there is no folder no"),
+    (["a.zarr", "a.zarr/a.tif"], "it is the image a.zarr, or inside it"),
+    (["a.zarr", "there.tif"], "it already exists. Write another path, or --overwrite."),
+    (["a.zarr", "a.tif", "--plane", "z=1"], "the image's axes are tcyx"),
+    (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
+    (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),
+    (["b.npy", "a.tif", "--cog"], "--cog: b.npy says nothing of its place on Earth"),
+    (["a.zarr", "a.tif", "--cog"], "--cog: a.zarr has planes along t, c, and a GeoTIFF has one row of bands"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), NOT_EXPORTED)
 def test_what_cannot_be_is_refused(folder: Path, words: list[str], said: str) -> None:
     (folder / "there.tif").write_text("mine")
     before = sorted(folder.rglob("*"))

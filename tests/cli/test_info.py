@@ -36,17 +36,17 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
 
 
-@pytest.mark.parametrize(
-    ("inside", "path", "output"),
-    [
-        ("", "plate.zarr/A/1/0", "plate.zarr.A.1.0.denoised.zarr"),
-        ("", "plate.zarr/A/1/*", "{stem}.denoised.zarr"),
-        ("plate.zarr/A/1/0", ".", "plate.zarr.A.1.0.denoised.zarr"),
-        ("plate.zarr/A/1", "0", "plate.zarr.A.1.0.denoised.zarr"),
-        ("plate.zarr/A", "../../alone.zarr/", "alone.denoised.zarr"),
-        ("alone.zarr", ".", "alone.denoised.zarr"),
-    ],
-)
+SUGGESTED = [
+    ("", "plate.zarr/A/1/0", "plate.zarr.A.1.0.denoised.zarr"),
+    ("", "plate.zarr/A/1/*", "{stem}.denoised.zarr"),
+    ("plate.zarr/A/1/0", ".", "plate.zarr.A.1.0.denoised.zarr"),
+    ("plate.zarr/A/1", "0", "plate.zarr.A.1.0.denoised.zarr"),
+    ("plate.zarr/A", "../../alone.zarr/", "alone.denoised.zarr"),
+    ("alone.zarr", ".", "alone.denoised.zarr"),
+]
+
+
+@pytest.mark.parametrize(("inside", "path", "output"), SUGGESTED)
 def test_the_suggested_output_is_beside_the_zarr_that_has_the_image(
     tmp_path: Path, monkeypatch: MonkeyPatch, inside: str, path: str, output: str
 ) -> None:

@@ -75,18 +75,18 @@ def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -
     assert (first["region"], second["error"]) == ([[0, 512], [512, 1024]], "ValueError: poisoned\nby hand")
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (errors.BlockFailed("1 of 400 blocks failed"), 1, "error: 1 of 400 blocks failed\n"),
-        (errors.OutputRefused("in use"), 2, "error: in use\n"),
-        (errors.DamagedData("cut short"), 4, "error: cut short\n"),
-        (errors.MemoryRefused("too big"), 5, "error: too big\n"),
-        (errors.Stopped("stopped on SIGTERM"), 75, "\nstopped on SIGTERM\n"),
-        (KeyboardInterrupt(), 130, "\nstopped; run again to resume\n"),
-        (ValueError("x\ny"), 1, "error: unexpected ValueError: x y\nrun again with --debug for the traceback\n"),
-    ],
-)
+FAILURES = [
+    (errors.BlockFailed("1 of 400 blocks failed"), 1, "error: 1 of 400 blocks failed\n"),
+    (errors.OutputRefused("in use"), 2, "error: in use\n"),
+    (errors.DamagedData("cut short"), 4, "error: cut short\n"),
+    (errors.MemoryRefused("too big"), 5, "error: too big\n"),
+    (errors.Stopped("stopped on SIGTERM"), 75, "\nstopped on SIGTERM\n"),
+    (KeyboardInterrupt(), 130, "\nstopped; run again to resume\n"),
+    (ValueError("x\ny"), 1, "error: unexpected ValueError: x y\nrun again with --debug for the traceback\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "message"), FAILURES)
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_failing_run_ends_in_one_message(
     config: Path, engine: Engine, error: BaseException, code: int, message: str, debug: bool
@@ -203,18 +203,18 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
     assert not config.with_name("clean.zarr.run").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("runn", ""),
-        ("run", ""),
-        ("run c.yaml --wrokers 2", ""),
-        ("run c.yaml --workers two", "'two' is not a whole number; write one such as 4."),
-        ("resume {folder}/config.yaml", "is a job file. To continue its run, write: recon-cli run "),
-        ("verify {folder}/noisy.npy", "noisy.npy is no output that a run wrote"),
-        ("verify {folder}/config.yaml", "config.yaml is no output that a run wrote"),
-    ],
-)
+WRONG_USAGE = [
+    ("runn", ""),
+    ("run", ""),
+    ("run c.yaml --wrokers 2", ""),
+    ("run c.yaml --workers two", "'two' is not a whole number; write one such as 4."),
+    ("resume {folder}/config.yaml", "is a job file. To continue its run, write: recon-cli run "),
+    ("verify {folder}/noisy.npy", "noisy.npy is no output that a run wrote"),
+    ("verify {folder}/config.yaml", "config.yaml is no output that a run wrote"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG_USAGE)
 def test_wrong_usage_exits_2(config: Path, words: str, said: str) -> None:
     result = refused(*words.format(folder=config.parent).split())
     assert said in result
@@ -373,18 +373,18 @@ def moment(**changed: Any) -> Progress:
     return Progress(**usual | changed)
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({}, "denoise  150 of 400 blocks (100 resumed)  38 %  5 Mpix/s  50 MB/s  50 s left  4 workers  768 MiB peak"),
-        ({"done": 100, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  100 of 400 blocks (100 resumed)  25 %  4 workers"),
-        ({"resumed": 0, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  150 of 400 blocks  38 %  4 workers"),
-        ({"done": 0, "resumed": 0, "total": 1, "workers": 1, "peak_memory_bytes": 0}, "denoise  0 of 1 block  0 %  1 worker"),
-        ({"retried": 2, "failed": 1}, "denoise  150 of 400 blocks (100 resumed, 2 retried, 1 failed)"),
-        ({"phase": "stop", "done": 400}, "done  "),
-        ({"phase": "stop", "done": 399}, "stop  "),
-    ],
-)  # fmt: skip
+LINES = [
+    ({}, "denoise  150 of 400 blocks (100 resumed)  38 %  5 Mpix/s  50 MB/s  50 s left  4 workers  768 MiB peak"),
+    ({"done": 100, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  100 of 400 blocks (100 resumed)  25 %  4 workers"),
+    ({"resumed": 0, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  150 of 400 blocks  38 %  4 workers"),
+    ({"done": 0, "resumed": 0, "total": 1, "workers": 1, "peak_memory_bytes": 0}, "denoise  0 of 1 block  0 %  1 worker"),
+    ({"retried": 2, "failed": 1}, "denoise  150 of 400 blocks (100 resumed, 2 retried, 1 failed)"),
+    ({"phase": "stop", "done": 400}, "done  "),
+    ({"phase": "stop", "done": 399}, "stop  "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "text"), LINES)
 def test_a_line_has_what_is_known(changed: dict[str, Any], text: str) -> None:
     assert line_of(moment(**changed)).startswith(text)
 

@@ -339,18 +339,18 @@ def test_measurements_make_a_job(simulation: Path, cluster: RunningCluster, monk
     assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--noise", "gausian"], 2, "noise is 'gausian': there is none of that name; did you mean gaussian?"),
-        (["--gain", "much"], 2, "'much' is not a number; write one such as 0.5."),
-        (["--seed", "1.5"], 2, "'1.5' is not a whole number; write one such as 4."),
-        (["--set", "reference=gone.npy"], 4, "gone.npy does not exist"),
-        (["--set", "operators[0].kernel=gone.npy"], 4, "gone.npy does not exist"),
-        (["--set", "run.memory_per_worker=100MiB"], 5, "run.memory_per_worker is 100MiB; one block of"),
-        (["--set", "job=denoise"], 2, "job"),
-    ],
-)  # fmt: skip
+NOT_SIMULATED = [
+    (["--noise", "gausian"], 2, "noise is 'gausian': there is none of that name; did you mean gaussian?"),
+    (["--gain", "much"], 2, "'much' is not a number; write one such as 0.5."),
+    (["--seed", "1.5"], 2, "'1.5' is not a whole number; write one such as 4."),
+    (["--set", "reference=gone.npy"], 4, "gone.npy does not exist"),
+    (["--set", "operators[0].kernel=gone.npy"], 4, "gone.npy does not exist"),
+    (["--set", "run.memory_per_worker=100MiB"], 5, "run.memory_per_worker is 100MiB; one block of"),
+    (["--set", "job=denoise"], 2, "job"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "said"), NOT_SIMULATED)
 def test_what_cannot_be_simulated_is_refused(simulation: Path, words: list[str], code: int, said: str) -> None:
     before = sorted(simulation.parent.iterdir())
     assert said in refused("simulate", simulation, *words, code=code)

@@ -191,16 +191,16 @@ def shown_by_status(directory: RunDirectory, *words: str) -> str:
     return printed("status", directory.path, *words)
 
 
-@pytest.mark.parametrize(
-    ("state", "failed", "done", "words"),
-    [
-        ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
-        ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
-        ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
-        ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
-        ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
-    ],
-)  # fmt: skip
+BAD_BLOCKS = [
+    ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
+    ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
+    ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
+    ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
+    ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "failed", "done", "words"), BAD_BLOCKS)
 def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, done: int, words: str) -> None:
     give_up(directory, 300)
     directory.append_event({"event": "begin"})
@@ -216,13 +216,13 @@ def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, 
     assert all(block["error"] == "ValueError: poisoned\n  by hand" for block in bad)
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
-        ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
-    ],
-)
+CAUSES = [
+    ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
+    ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
+]
+
+
+@pytest.mark.parametrize(("error", "cause"), CAUSES)
 def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, cause: str) -> None:
     give_up(directory, 7, 8, error=error)
     record(directory, state="finished", failed=2, done=398)
@@ -249,23 +249,23 @@ PENDING, RUNNING, OVER = "PENDING (BeginTime)", "RUNNING", None
 NO_ANSWER = "no answer"
 
 
-@pytest.mark.parametrize(
-    ("recorded", "job", "locked", "shown"),
-    [
-        ({"state": "stopped"}, RUNNING, False, "queued"),  # drained, and not put back yet
-        ({"state": "stopped"}, "COMPLETING", False, "queued"),
-        ({"state": "stopped"}, PENDING, False, "queued"),
-        ({"state": "stopped", "updated": 0.0}, RUNNING, False, "queued"),  # the next attempt begins
-        ({"state": "stopped", "updated": 0.0, "pid": 1}, RUNNING, True, "planned"),
-        (None, RUNNING, True, "planned"),
-        (None, RUNNING, False, "queued"),
-        ({"state": "stopped", "reason": "stopped on SIGUSR1 with"}, NO_ANSWER, False, "queued"),
-        ({"state": "stopped", "reason": "stopped on SIGTERM with"}, NO_ANSWER, False, "stopped"),
-        ({"state": "stopped"}, OVER, False, "stopped"),
-        ({"state": "finished"}, "COMPLETING", False, "finished"),
-        ({"state": "failed"}, RUNNING, False, "failed"),
-    ],
-)
+BETWEEN_ATTEMPTS = [
+    ({"state": "stopped"}, RUNNING, False, "queued"),  # drained, and not put back yet
+    ({"state": "stopped"}, "COMPLETING", False, "queued"),
+    ({"state": "stopped"}, PENDING, False, "queued"),
+    ({"state": "stopped", "updated": 0.0}, RUNNING, False, "queued"),  # the next attempt begins
+    ({"state": "stopped", "updated": 0.0, "pid": 1}, RUNNING, True, "planned"),
+    (None, RUNNING, True, "planned"),
+    (None, RUNNING, False, "queued"),
+    ({"state": "stopped", "reason": "stopped on SIGUSR1 with"}, NO_ANSWER, False, "queued"),
+    ({"state": "stopped", "reason": "stopped on SIGTERM with"}, NO_ANSWER, False, "stopped"),
+    ({"state": "stopped"}, OVER, False, "stopped"),
+    ({"state": "finished"}, "COMPLETING", False, "finished"),
+    ({"state": "failed"}, RUNNING, False, "failed"),
+]
+
+
+@pytest.mark.parametrize(("recorded", "job", "locked", "shown"), BETWEEN_ATTEMPTS)
 def test_a_submitted_run_is_not_over_between_two_attempts(
     directory: RunDirectory, monkeypatch: MonkeyPatch, recorded: Any, job: str | None, locked: bool, shown: str
 ) -> None:

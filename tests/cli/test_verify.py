@@ -32,18 +32,18 @@ def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
     monkeypatch.setitem(sys.modules, "halotile.graphs.runs.verify", module)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "code", "words"),
-    [
-        (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
-        (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
-        (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
-        (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
-        (Verdict(4, 3, (), 0, RangeSet([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
-        (Verdict(9, 4, (), 0, RangeSet(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
-        (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
-    ],
-)
+VERDICTS = [
+    (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
+    (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
+    (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
+    (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
+    (Verdict(4, 3, (), 0, RangeSet([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
+    (Verdict(9, 4, (), 0, RangeSet(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
+    (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "code", "words"), VERDICTS)
 def test_damage_is_told(tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str) -> None:
     find(monkeypatch, verdict)
     result = ask("verify", tmp_path / "clean.zarr")
