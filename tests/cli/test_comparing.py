@@ -77,8 +77,7 @@ BLOCK_BYTES = 64 * 64 * 4
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    pixels = np.random.default_rng(0).random((256, 320), np.float32)
-    np.save(tmp_path / "a.npy", pixels)
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).random((256, 320), np.float32))
     np.save(tmp_path / "k.npy", np.full((3, 3), 1 / 9, np.float32))
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "rec.yaml").write_text(RECONSTRUCTION)
@@ -127,8 +126,7 @@ def test_iterations_have_losses_of_the_same_bits_and_a_page(folder: Path) -> Non
     assert len(re.findall(r'<div id="[\w-]+" data-root-id=', page)) == 2
     assert page.partition('<div class="wide"><table>')[2].count("<tr>") == 3
     assert "Scaling of rec.yaml" in page
-    names = ["a.npy", "job.yaml", "k.npy", "p.html", "rec.yaml"]
-    assert sorted(path.name for path in folder.iterdir()) == names
+    assert sorted(path.name for path in folder.iterdir()) == ["a.npy", "job.yaml", "k.npy", "p.html", "rec.yaml"]
     assert "--overwrite" in refused("bench", "rec.yaml", "--workers", "1", "--html", "p.html")
 
 
@@ -234,8 +232,7 @@ def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(("gpus", "fewer"), [((2, 3), (2,)), ("all", 1), (4, 1)])
 def test_fewer_workers_on_gpus_are_fewer_gpus(folder: Path, gpus: Any, fewer: Any) -> None:
     plan = make_plan(load_job(Path("job.yaml")))
-    placement = replace(plan.placement, cluster=Cluster(kind="local-cuda", gpus=gpus))
-    plan = replace(plan, placement=placement)
+    plan = replace(plan, placement=replace(plan.placement, cluster=Cluster(kind="local-cuda", gpus=gpus)))
     one = scaling._with_workers(plan, 1)
     assert (one.run.count, one.cluster.gpus) == (1, fewer)
 
@@ -275,8 +272,7 @@ def test_every_combination_is_drawn_and_the_best_is_named(photograph: Path) -> N
     assert result.count("(SURE)") == 6
     assert " ".join(result.split()).count("% detected") == 6
     assert result.count("strength=8") == result.count("; the residual holds structure") == 2
-    suggested = result.partition("suggested")[2]
-    assert "--set denoiser.strength=0.8" in suggested
+    assert "--set denoiser.strength=0.8" in result.partition("suggested")[2]
     sheet = np.asarray(Image.open(photograph / "sheet.png")).astype(int)
     assert (sheet.shape > np.array([2 * 200, 4 * 160, 0])).all()
     assert sorted(path.name for path in photograph.iterdir()) == ["a.npy", "job.yaml", "sheet.png"]
@@ -358,8 +354,7 @@ def test_mistakes_in_settings_are_named(photograph: Path, reconstruction: Path, 
 
 
 def test_a_sheet_replaces_nothing_unasked_and_the_image_never(photograph: Path) -> None:
-    noisy = np.random.default_rng(0).integers(0, 255, (64, 64), "u1")
-    Image.fromarray(noisy).save("scan.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), "u1")).save("scan.png")
     Path("sheet.png").write_text("mine")
     assert ask("try", "job.yaml", "sheet.png").exit_code == 2
     assert Path("sheet.png").read_text() == "mine"
@@ -383,8 +378,7 @@ def test_a_script_lists_values_of_any_kind_for_many_images_too(photograph: Path,
         with pytest.raises(ConfigError, match=words):
             halotile.try_settings("job.yaml", {}, region=region)  # type: ignore[arg-type]
     np.save(photograph / "b.npy", np.load(photograph / "a.npy"))
-    job = NOISY_JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"')
-    (photograph / "many.yaml").write_text(job)
+    (photograph / "many.yaml").write_text(NOISY_JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"'))
     many, one = (printed("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml"))
     assert json.loads(many) == json.loads(one)
     monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)

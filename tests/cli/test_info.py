@@ -119,8 +119,7 @@ def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path, shape: tuple
 
 @pytest.mark.parametrize(("dtype", "largest"), [("float32", 1.0), ("float32", 60_000.0), ("uint16", 4095.0)])
 def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, largest: float) -> None:
-    rng = np.random.default_rng(0)
-    pixels = largest * np.clip(0.5 + 0.1 * rng.standard_normal((200, 180)), 0, 1)
+    pixels = largest * np.clip(0.5 + 0.1 * np.random.default_rng(0).standard_normal((200, 180)), 0, 1)
     np.save(tmp_path / "a.npy", pixels.astype(dtype))
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "a.npy"))["config"])
@@ -139,8 +138,7 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
     assert "1: 40 × 50" in text
     text = ask("info", tmp_path / "a.tif", "--dataset", "1").stdout
     assert "this is series 1. For another, write input.dataset: 0" in text
-    facts = json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)
-    assert facts["series"] == [[20, 30], [40, 50]]
+    assert json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)["series"] == [[20, 30], [40, 50]]
 
 
 @pytest.mark.parametrize("asked", ["scans/slice_*.npy", "scans", "scans/"])
@@ -200,8 +198,7 @@ def test_holes_and_pages_are_shown_and_no_library_complains(tmp_path: Path, capl
     for options in ({}, {"metadata": None}):
         tifffile.imwrite(path, np.zeros((5, 20, 30), np.uint16), **options)
         assert describe(str(path))["axes"] == "qyx"
-        said = "each of 5 planes is by itself. If they are a volume, write input.axes: zyx"
-        assert said in printed("info", path)
+        assert "each of 5 planes is by itself. If they are a volume, write input.axes: zyx" in printed("info", path)
 
 
 PIXELS = np.zeros((20, 33), np.float32)
@@ -217,16 +214,14 @@ def _tiff_of_resolution(folder: Path) -> Path:
     path = folder / "a.tif"
     tifffile.imwrite(path, PIXELS, imagej=True, resolution=(5, 5), metadata={"unit": "um"})
     with tifffile.TiffFile(path, mode="r+b") as file:
-        tag = file.pages[0].tags["XResolution"]
-        file.filehandle.seek(tag.offset + 4)
+        file.filehandle.seek(file.pages[0].tags["XResolution"].offset + 4)
         file.filehandle.write(b"\0\0\0\0")
     return path
 
 
 def _npy(folder: Path) -> Path:
     np.save(folder / "a.npy", PIXELS)
-    content = (folder / "a.npy").read_bytes()
-    (folder / "a.npy").write_bytes(content.replace(b"(20, 33), }  ", b"(-20, -33), }"))
+    (folder / "a.npy").write_bytes((folder / "a.npy").read_bytes().replace(b"(20, 33), }  ", b"(-20, -33), }"))
     return folder / "a.npy"
 
 

@@ -310,8 +310,7 @@ CODES: list[tuple[type[BaseException], int]] = [
 
 def test_every_error_has_its_exit_code() -> None:
     assert [exit_code(kind("why")) for kind, _ in CODES] == [code for _, code in CODES]
-    tree = {kind for kind in vars(errors).values() if isinstance(kind, type)}
-    assert tree <= {kind for kind, _ in CODES}
+    assert {kind for kind in vars(errors).values() if isinstance(kind, type)} <= {kind for kind, _ in CODES}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -201,8 +201,7 @@ def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, 
     give_up(directory, *range(7, 7 + failed)[::-1])
     record(directory, state=state, failed=failed, done=done, resumed=0)
     text = printed("status", directory.path)
-    last = text.splitlines()[-1]
-    assert last.startswith(words.format(f"recon-cli resume {directory.path}"))
+    assert text.splitlines()[-1].startswith(words.format(f"recon-cli resume {directory.path}"))
     assert ("block 7 (index (0, 7)): ValueError: poisoned\n" in text) == bool(failed)
     assert "block 300" not in text, "an earlier run gave it up, and it was tried again since"
     bad = json.loads(printed("status", directory.path, "--json"))["bad_blocks"]

@@ -50,8 +50,7 @@ def test_damage_is_told(tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdi
     assert result.exit_code == code
     assert words in result.stdout
     assert ("recon-cli resume" in result.stderr) == (code == 3)
-    as_json = ask("verify", tmp_path / "clean.zarr", "--json")
-    assert json.loads(as_json.stdout)["ok"] == (code == 0)
+    assert json.loads(ask("verify", tmp_path / "clean.zarr", "--json").stdout)["ok"] == (code == 0)
 
 
 MISSING = "metadata: zarr.json is missing"
@@ -106,8 +105,7 @@ def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatc
         job = json.loads((directory / "job.json").read_text())
         (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
         find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
-        said = ask("verify", directory).stderr
-        assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
+        assert (f"recon-cli verify {output} --repair --allow-import`" in ask("verify", directory).stderr) == allowed
 
 
 def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

@@ -66,8 +66,7 @@ def training(images: Path, folder: Path, **options: Any) -> Training:
 
 def train(job: Training, cluster: RunningCluster | None = None, **options: Any) -> tuple[Outcome, bytes]:
     """Run a training; return its end and the weights."""
-    outcome = run(make_plan(job, **options), cluster=cluster)
-    return outcome, Path(job.output.path).read_bytes()
+    return run(make_plan(job, **options), cluster=cluster), Path(job.output.path).read_bytes()
 
 
 def curve_of(job: Training) -> list[dict[str, float]]:
@@ -104,8 +103,7 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
         pixels = np.arange(48 * 48, dtype=np.float32).reshape(48, 48) + 10_000 * number
         tifffile.imwrite(tmp_path / f"{number}.tif", pixels)
     patches = recipe_of(on(tmp_path, "*.tif")).patches
-    drawn = np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)])
-    assert len(np.unique(drawn // 10_000)) > 40
+    assert len(np.unique(np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)]) // 10_000)) > 40
     files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
     assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, "a file and its map"
 

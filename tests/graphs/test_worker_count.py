@@ -187,8 +187,7 @@ class FakeSlurm:
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
         monkeypatch.setattr(slurm_alloc, "time", clock)
         monkeypatch.setattr(slurm_allocation, "answer_of", lambda words: self.answer(words))
-        nodes = {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}
-        monkeypatch.setattr(slurm_allocation, "nodes_of", nodes.__getitem__)
+        monkeypatch.setattr(slurm_allocation, "nodes_of", {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}.__getitem__)
         monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: self.requeue(job))
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 
