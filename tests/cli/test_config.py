@@ -218,7 +218,6 @@ OVERRIDES = [
         ("run.workers=0", "--set run.workers: 0 is too small"),
         ("input.path=gone.npy", "--set input.path: "),
         ("tile.size", "--set tile.size: not a key and a value"),
-        ("=3", "--set =3: not a key and a value"),
         ("version.x=1", "--set version.x: version is 1, not a section"),
         ("tile.size=[1", "--set tile.size:1: not YAML"),
         ("tile={size: 1, size: 2}", "written twice"),

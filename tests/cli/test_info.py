@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def _npy(folder: Path) -> Path:
     return folder / "a.npy"
 
 
-def _ome(folder: Path, transformations: Any) -> Path:
+def _ome(transformations: Any, folder: Path) -> Path:
     group = zarr.open_group(folder / "a.zarr", mode="w")
     group.create_array("0", data=PIXELS, chunks=(16, 16))
     entry = {"path": "0", "coordinateTransformations": transformations}
@@ -244,10 +245,6 @@ def _zarr(folder: Path, zarr_format: Any, **changes: Any) -> Path:
 STEPS: list[Any] = ["text", True, 3, ["text"], [None], [[]], {"scale": [1, 1]}, [{"type": "scale", "scale": ["a", 1]}]]
 
 
-def _ome_of(steps: Any) -> Callable[[Path], Path]:
-    return lambda folder: _ome(folder, steps)
-
-
 ODD: dict[str, Callable[[Path], Path]] = {
     "JSON of a TIFF that does not parse": lambda folder: _tiff(folder, description='{"shape": [20, 33'),
     "shape of a TIFF that is no number": lambda folder: _tiff(folder, description='{"shape": [20, "x"]}'),
@@ -257,7 +254,8 @@ ODD: dict[str, Callable[[Path], Path]] = {
     "fill value that its type has not": lambda folder: _zarr(folder, 3, fill_value=-1),
     "the same in v2": lambda folder: _zarr(folder, 2, fill_value=-1),
     "chunks without pixels": lambda folder: _zarr(folder, 2, chunks=[0, 16]),
-} | {f"transformations {steps}": _ome_of(steps) for steps in STEPS}
+    **{f"transformations {steps}": partial(_ome, steps) for steps in STEPS},
+}
 
 
 PLACES = {
@@ -281,7 +279,7 @@ def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str
 def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, config: Path) -> None:
     for folder, make in in_folders(tmp_path, ODD.values()):
         _refused(make(folder))
-    for folder, make in in_folders(tmp_path / "0", (_tiff_of_resolution, *map(_ome_of, (None, [])))):
+    for folder, make in in_folders(tmp_path / "0", (_tiff_of_resolution, partial(_ome, None), partial(_ome, []))):
         # A pixel size that is not told is unknown.
         assert json.loads(printed("info", make(folder), "--json"))["scale"][-1] == 1.0
     image = config.with_name("noisy.npy")

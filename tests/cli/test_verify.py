@@ -17,7 +17,6 @@ import zarr
 
 from halotile.cli.screens.outcome_rows import remedy
 from halotile.graphs.runs.verify import Verdict, verify
-from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.cli.engine import SMALL_CONFIG, MonkeyPatch, ask, printed, refused, save_job
@@ -79,7 +78,7 @@ def test_an_edited_output_is_kept_by_following_the_advice(tmp_path: Path, ome: b
     file = output / ("0/zarr.json" if ome else "zarr.json")
     array = zarr.open_array(file.parent)
     array[:16, :16] = array[:32, 32:] = 0  # zarr leaves out a chunk, and a shard
-    lost = verify_output(output)
+    lost = verify(output)
     assert [line.split(": ", 2)[2] for line in lost.problems] == [
         "chunk (0, 0) is not in the file",
         "the shard is missing",
