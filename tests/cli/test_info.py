@@ -279,7 +279,8 @@ def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str
 def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, config: Path) -> None:
     for folder, make in in_folders(tmp_path, ODD.values()):
         _refused(make(folder))
-    for folder, make in in_folders(tmp_path / "0", (_tiff_of_resolution, partial(_ome, None), partial(_ome, []))):
+    untold: list[Callable[[Path], Path]] = [_tiff_of_resolution, partial(_ome, None), partial(_ome, [])]
+    for folder, make in in_folders(tmp_path / "0", untold):
         # A pixel size that is not told is unknown.
         assert json.loads(printed("info", make(folder), "--json"))["scale"][-1] == 1.0
     image = config.with_name("noisy.npy")
