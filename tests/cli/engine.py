@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,24 +159,3 @@ def save_job(config: Path, output: Path) -> Path:
     job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
     (directory / "job.json").write_text(json.dumps(job))
     return directory
-
-
-LIGHT = """
-import sys
-from halotile.cli.main import main
-sys.argv = ["recon-cli", *{words!r}]
-try:
-    main()
-except SystemExit as done:
-    assert not done.code, done.code
-loaded = {heavy!r} & set(sys.modules)
-assert not loaded, loaded
-"""
-
-
-def without_loading(heavy: set[str], *words: object) -> str:
-    """The output of a command in a process of its own, which loads none of some packages."""
-    code = LIGHT.format(words=[str(word) for word in words], heavy=heavy)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

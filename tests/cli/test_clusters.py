@@ -1,13 +1,16 @@
-"""`exec`, the options of the cluster, and `doctor`, which checks the environment of a run; messages on platforms where halotile is not tested."""
+"""`exec`, the options of the cluster, batch jobs, and `doctor`, which checks the environment of a run; messages on platforms where halotile is not tested."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +23,20 @@ import pytest
 
 import halotile
 from halotile import denoise
+from halotile.cli import batch, exits
 from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_cluster, load_job
 from halotile.errors import ConfigError
 from halotile.graphs import doctor
-from halotile.graphs.clusters import slurm
+from halotile.graphs.clusters import sge, slurm
 from halotile.graphs.clusters.base import Order, starter_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans import identity
 from halotile.graphs.submission import check_walltime
+from tests.batch_systems import GridEngine
 from tests.cli.engine import Engine, MonkeyPatch, ask, printed, refused
-from tests.faults import run_python
-from tests.hpc import BLOCKS, HpcJob, finish, wait_for
+from tests.faults import REPOSITORY, run_python
+from tests.hpc import BLOCKS, HpcJob, finish, pretended_pbs, wait_for
 
 SCRIPT = """
 import os, sys
@@ -67,32 +72,31 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(tmp_path: Path) -> None:
     assert not Path(output["key"]).exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ("kind: slrum", "no cluster is called slrum; did you mean slurm?"),
-        ("kind: scheduler", "missing; write that of the running scheduler"),
-        ("kind: slurm, address: 'tls://10.0.0.7:8786'", "is for cluster scheduler"),
-        ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
-        ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
-        ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
-        ("address: 'tls://10.0.0.7:8786', tls: false", "anyone who connects can run code as you"),
-        ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
-        ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
-        ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
-        ("kind: htcondor, queue: gpu", "htcondor has no such setting"),
-        ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
-        ("gpus: -1", "-1 is too small; write at least 0"),
-        ("partition: fast", "unknown key"),
-        ("prologue: module load cuda", "is not a list"),
-        (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
-        (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
-        ('directives: ["#SBATCH --mem=3"]', 'has the mark of a directive before it, which is added; write "--mem=3"'),
-    ],
-)  # fmt: skip
+CANNOT_BE = [
+    ("kind: slrum", "no cluster is called slrum; did you mean slurm?"),
+    ("kind: scheduler", "missing; write that of the running scheduler"),
+    ("kind: slurm, address: 'tls://10.0.0.7:8786'", "is for cluster scheduler"),
+    ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
+    ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
+    ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
+    ("address: 'tls://10.0.0.7:8786', tls: false", "anyone who connects can run code as you"),
+    ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
+    ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
+    ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
+    ("kind: htcondor, queue: gpu", "htcondor has no such setting"),
+    ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
+    ("gpus: -1", "-1 is too small; write at least 0"),
+    ("partition: fast", "unknown key"),
+    ("prologue: module load cuda", "is not a list"),
+    (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
+    (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
+    ('directives: ["#SBATCH --mem=3"]', 'has the mark of a directive before it, which is added; write "--mem=3"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "words"), CANNOT_BE)
 def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: str) -> None:
-    text = config.read_text()
-    kept = "\n".join(line for line in text.splitlines() if not line.startswith("cluster"))
+    kept = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
     config.write_text(f"{kept}\ncluster: {{{values}}}\n")
     for load in (load_job, load_cluster):
         with pytest.raises(ConfigError) as caught:
@@ -224,20 +228,20 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "variable", "message"),
-    [
-        (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
-        (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? Put the script's own arguments after --."),
-        (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
-        (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
-        (["submit", "--set", 'cluster={walltime: "3"}'], None, SHORT),
-        (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
-        (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
-    ],
-)  # fmt: skip
+CANNOT_DO = [
+    (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
+    (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? Put the script's own arguments after --."),
+    (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
+    (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
+    (["submit", "--set", 'cluster={walltime: "3"}'], None, SHORT),
+    (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
+    (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "variable", "message"), CANNOT_DO)
 def test_what_a_command_cannot_do_is_refused(
     words: list[str], variable: str | None, message: str, config: Path, monkeypatch: MonkeyPatch
 ) -> None:
@@ -279,8 +283,7 @@ def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
 def test_locks_of_one_machine_are_told(kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     mount = SimpleNamespace(mountpoint="/", fstype="lustre", opts="rw,localflock")
     monkeypatch.setattr("psutil.disk_partitions", lambda **_: [mount])
-    done = ask("doctor", "--output", tmp_path, "--cluster", kind)
-    output = " ".join(done.stdout.split())
+    output = " ".join(ask("doctor", "--output", tmp_path, "--cluster", kind).stdout.split())
     assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output
     assert "localflock: mount it with flock" in output
 
@@ -289,7 +292,6 @@ PLUG_IN = "cluster 'mine' is the plug-in 'mine', which cannot be loaded"
 BAD_TLS = {f"distributed.comm.tls.{key}": "bad.pem" for key in ("ca-file", "client.cert", "client.key")}
 MISSING: list[tuple[str, Any, str, tuple[str, ...]]] = [
     ("halotile.graphs.doctor.fcntl.flock", OSError(95, "Operation not supported"), "--cluster local", ("MISSING:", "Operation not supported")),
-    ("PATH", "", "--cluster pbs --start", ("flock work", "MISSING: cluster.kind is pbs, and there is no qsub here")),
     ("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9", "", ("set distributed.comm.tls.ca-file",)),
     ("DASK_SCHEDULER_ADDRESS", BAD_TLS, "", ("MISSING: the certificates of distributed.comm.tls cannot be used",)),
     ("halotile.graphs.clusters.launches.batch_system.find", ConfigError(PLUG_IN), "--cluster local", ("flock work", f"MISSING: {PLUG_IN}")),
@@ -375,3 +377,121 @@ def test_words_and_names_are_utf8_in_any_locale(tmp_path: Path) -> None:
         assert any(f"ended with {code} {words}" in text for code in codes), text
     for said in ("größe.npy", "Ж→.zarr", "fehlt→.zarr: ", "bild→.png", "bild→.tif", "fehlt→.h5"):
         assert said in text
+
+
+SLEEPY = '''
+import time
+from pathlib import Path
+
+
+def sleepy(pixels, folder):
+    """The same pixels, after a while."""
+    with open(Path(folder) / "log", "a") as log:
+        log.write("called\\n")
+    time.sleep(60)
+    return pixels
+'''
+
+
+@pytest.mark.parametrize("pattern", ["in.zarr", "*n.zarr"])
+def test_a_function_is_tried_for_seconds_at_submission(pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
+    (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
+    job.config.write_text(job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr"))
+    monkeypatch.setattr(batch, "TRIAL_SECONDS", 3.0)
+    began = time.monotonic()
+    words = ("--allow-import", "--dry-run", "--json", "--set", "run.workers=3")
+    shown = json.loads(printed("submit", job.config, *words))
+    assert time.monotonic() - began < 50
+    assert len(job.log()) == 1
+    assert shown["plan"]["notes"] == [
+        "trying noting:noted takes longer than the 3 s allowed on this machine; the batch job will plan the run"
+    ]
+    assert "#SBATCH --ntasks=3\n" in shown["script"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> HpcJob:
+    """A job whose PBS is three commands that start scripts on this machine."""
+    return HpcJob.create(tmp_path / "job", pretended_pbs(tmp_path / "pbs"), kind="pbs", interface="lo", walltime="60")
+
+
+SUBMIT = ("submit", "job.yaml", "--allow-import")
+
+
+CORES = "cluster.kind=sge --set cluster.cores=4"
+NO_ENVIRONMENT = "cluster.cores is 4, and SGE gives a job several cores by a parallel environment"
+REFUSED = [
+    *((SUBMIT, f"cluster.kind={kind}", f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF") for kind in ("oar", "local")),
+    *((words, CORES, NO_ENVIRONMENT) for words in (SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run"))),
+]  # fmt: skip
+
+
+def test_other_kinds_of_clusters_and_cores_of_sge_without_a_parallel_environment_are_refused(config: Path) -> None:
+    before = sorted(config.parent.iterdir())
+    for (command, _, *options), sets, said in REFUSED:
+        assert said in refused(command, config, *options, "--set", *sets.split(), code=exits.USAGE)
+        assert sorted(config.parent.iterdir()) == before
+
+
+@pytest.mark.cluster
+def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
+    job.set_pace(1)
+    assert job.json_of(*SUBMIT)["job"] == "1"
+    assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
+    wait_for(lambda: len(job.log()) > 4)
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != "1")
+    number, begun = job.record()["number"], len(job.log())
+    assert 4 < begun < BLOCKS
+    assert f"job {number}: in the queue, 1 attempt so far" in job.call("status", "out.zarr.run")
+    job.wait_finished()
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
+    after = job.record()
+    assert (after["attempts"], after["number"], after["system"]) == (2, number, "pbs")
+    assert "finishing the blocks in flight" in job.call("logs", "out.zarr.run")
+    wait_for(lambda: job.status()["batch"]["state"] is None)
+    assert job.status()["state"] == "finished"
+    job.check_whole()
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_real_grid_engine_starts_workers_and_drivers(grid_engine: GridEngine, tmp_path: Path) -> None:
+    module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
+    job = HpcJob.create(
+        tmp_path / "job", dict(os.environ) | grid_engine.settings, kind="sge", interface="lo",
+        walltime="60", cores=2, directives=["-pe smp 2"], prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
+    )  # fmt: skip
+    job.call("run", "job.yaml", "--allow-import")
+    assert len({process for _, process, *_ in job.log()}) == 2
+    job.check_whole()
+    wait_for(lambda: not grid_engine.jobs())
+    (job.folder / "log").write_text("")
+    job.set_pace(1)
+    number = job.json_of(*SUBMIT, "--fresh")["job"]
+    assert grid_engine.jobs() == [number]
+    assert "parallel environment" not in grid_engine.call("qstat", "-j", number)
+    wait_for(lambda: len(job.log()) > 4)
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != number)
+    job.wait_finished()
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
+    job.check_whole()
+    wait_for(lambda: not grid_engine.jobs())
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_real_grid_engine_explains_errors(grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    for name, value in grid_engine.settings.items():
+        monkeypatch.setenv(name, value)
+    script, queue = tmp_path / "batch.sh", sge.SYSTEM
+    script.write_text("#$ -S /bin/bash\n#$ -o /no/such/folder/log\ntrue\n")
+    number = queue.submit(script)
+    assert "Eqw" in wait_for(lambda: (state := queue.state_of(number)) != "in the queue" and state)
+    assert "/no/such/folder" in str(queue.state_of(number))
+    states = queue.states([number, "999999"])
+    assert {job: state.over for job, state in states.items()} == {number: True, "999999": True}
+    queue.cancel(number)
+    wait_for(lambda: queue.state_of(number) is None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import keys_of
-from tests.cli.engine import MonkeyPatch, ask, check_lie, refused
+from tests.cli.engine import MonkeyPatch, ask, check_lie
 from tests.support import load_denoising
 
 
@@ -47,16 +46,16 @@ def test_the_config_of_the_readme_becomes_a_job_with_whole_paths(config: Path, m
     assert job.input.path == "s3://bucket/a.zarr"
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("denoise", "input: URL\ndenoiser: {name: torch, weights: URL, sigma: URL}"),
-        ("denoise", 'input: {path: "a.npy", sides: {mask: URL}, pth: URL}\ndenoiser: {name: none}'),
-        ("reconstruct", "operators: [{name: blur, kernel: URL, data: URL}]\nstart: URL\nsolver: {name: gd}"),
-        ("train", "input: {path: URL}\nsecond: URL"),
-        ("ptychography", "input: {path: URL, start: URL}"),
-    ],
-)
+WITH_URLS = [
+    ("denoise", "input: URL\ndenoiser: {name: torch, weights: URL, sigma: URL}"),
+    ("denoise", 'input: {path: "a.npy", sides: {mask: URL}, pth: URL}\ndenoiser: {name: none}'),
+    ("reconstruct", "operators: [{name: blur, kernel: URL, data: URL}]\nstart: URL\nsolver: {name: gd}"),
+    ("train", "input: {path: URL}\nsecond: URL"),
+    ("ptychography", "input: {path: URL, start: URL}"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), WITH_URLS)
 @pytest.mark.parametrize("url", ["s3://me:sesame@b/a.zarr", "https://h/a.zarr?sig=sesame"])
 def test_no_credentials_are_taken_or_shown(tmp_path: Path, kind: str, body: str, url: str) -> None:
     config = tmp_path / "job.yaml"
@@ -91,6 +90,9 @@ LIES = [
     ("input:    {path: noisy.npy, level: 0}\n", "", 1, "input: missing; write `input: {path: ...}`"),
     ("{path: noisy.npy, level: 0}", "noisy.npy", 3, 'write `input: {path: "noisy.npy"}`'),
     ("{path: noisy.npy, level: 0}", "{level: 0}", 3, "input.path: missing; write a path"),
+    ("{name: tv, strength: 0.1}", "{name: unet, weights: gone.safetensors}", 5, "gone.safetensors does not exist"),
+    ("{name: tv, strength: 0.1}", "{name: dncnn}", 5, "denoiser.weights: missing; write the path"),
+    ("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,", 8, "tile.depth: "),
     ("path: noisy.npy", "pth: noisy.npy", 3, "input.pth: unknown key; did you mean path?"),
     ("path: noisy.npy", "path: 12", 3, "input.path: 12 is not a path; put it in quotes"),
     ("path: noisy.npy", 'path: ""', 3, "input.path: is empty"),
@@ -145,17 +147,17 @@ def test_a_lie_is_told_with_its_line(config: Path, lie: tuple[str, str, int, str
     check_lie(config, *lie)
 
 
-@pytest.mark.parametrize(
-    ("denoiser", "keys"),
-    [
-        ("{name: tv, strength: -1, iterations: 0, sigma: -1}", "strength iterations sigma"),
-        ("{name: tv, strength: x, iterations: 0}", "strength iterations"),
-        ("{name: tv, iterations: 0, sigam: 1}", "strength iterations sigam"),
-        ("{name: nlm, strength: 1, patch: 4, distance: 0}", "patch distance"),
-        ("{name: dncnn, depth: 0, width: 0, residual: x}", "weights depth width residual"),
-        ("{name: torch, sigma: -1, scale: 0, alignment: 0}", "import sigma scale alignment"),
-    ],
-)
+WRONG_DENOISERS = [
+    ("{name: tv, strength: -1, iterations: 0, sigma: -1}", "strength iterations sigma"),
+    ("{name: tv, strength: x, iterations: 0}", "strength iterations"),
+    ("{name: tv, iterations: 0, sigam: 1}", "strength iterations sigam"),
+    ("{name: nlm, strength: 1, patch: 4, distance: 0}", "patch distance"),
+    ("{name: dncnn, depth: 0, width: 0, residual: x}", "weights depth width residual"),
+    ("{name: torch, sigma: -1, scale: 0, alignment: 0}", "import sigma scale alignment"),
+]
+
+
+@pytest.mark.parametrize(("denoiser", "keys"), WRONG_DENOISERS)
 def test_every_wrong_option_of_a_denoiser_is_told_to_programs_too(config: Path, denoiser: str, keys: str) -> None:
     config.write_text(config.read_text().replace("{name: tv, strength: 0.1}", denoiser))
     result = ask("validate", config, "--json")
@@ -168,7 +170,6 @@ def test_every_wrong_option_of_a_denoiser_is_told_to_programs_too(config: Path, 
 def test_what_is_inside_a_misspelt_section_is_checked_too(config: Path) -> None:
     text = config.read_text()
     text = text.replace("input:    {path: noisy.npy, level: 0}", "inptu: {path: gone.npy, level: -1}")
-    text = text.replace("output:   {path: clean.zarr, overwrite: false", "outptu: {pth: x, overwrit: true")
     text = text.replace("denoiser: {name: tv, strength: 0.1}", "denoser: {nmae: tvv, strenght: 1}")
     config.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -178,26 +179,23 @@ def test_what_is_inside_a_misspelt_section_is_checked_too(config: Path) -> None:
         "inptu": "unknown key; did you mean input?",
         "inptu.level": "-1 is too small; write at least 0",
         "inptu.path": f"{config.parent / 'gone.npy'} does not exist",
-        "outptu": "unknown key; did you mean output?",
-        "outptu.pth": "unknown key; did you mean path?",
-        "outptu.overwrit": "unknown key; did you mean overwrite?",
         "denoser": "unknown key; did you mean denoiser?",
         "denoser.nmae": "unknown key; did you mean name?",
         "denoser.strenght": "unknown key; did you mean strength?",
     }
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("scans/out.tif", r"write scans/out\.zarr, and `recon-cli export scans/out\.zarr scans/out\.tif` makes a TIFF"),
-        ("out.OME.TIFF", "makes a TIFF"),
-        ("out.png", r"`recon-cli preview out\.zarr out\.png` makes a PNG"),
-        ("out.npy", r"`recon-cli export out\.zarr out\.tif` makes a TIFF"),
-        ("out.h5", r"write out\.zarr"),
-        ("x" * 300, "a name of 300 bytes; write one of at most 230"),
-    ],
-)  # fmt: skip
+WRONG_OUTPUTS = [
+    ("scans/out.tif", r"write scans/out\.zarr, and `recon-cli export scans/out\.zarr scans/out\.tif` makes a TIFF"),
+    ("out.OME.TIFF", "makes a TIFF"),
+    ("out.png", r"`recon-cli preview out\.zarr out\.png` makes a PNG"),
+    ("out.npy", r"`recon-cli export out\.zarr out\.tif` makes a TIFF"),
+    ("out.h5", r"write out\.zarr"),
+    ("x" * 300, "a name of 300 bytes; write one of at most 230"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "words"), WRONG_OUTPUTS)
 def test_a_name_of_an_output_that_cannot_be_is_refused(config: Path, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_denoising(config, [f"output.path={path}"])
@@ -220,7 +218,6 @@ OVERRIDES = [
         ("run.workers=0", "--set run.workers: 0 is too small"),
         ("input.path=gone.npy", "--set input.path: "),
         ("tile.size", "--set tile.size: not a key and a value"),
-        ("=3", "--set =3: not a key and a value"),
         ("version.x=1", "--set version.x: version is 1, not a section"),
         ("tile.size=[1", "--set tile.size:1: not YAML"),
         ("tile={size: 1, size: 2}", "written twice"),
@@ -237,39 +234,21 @@ def test_a_wrong_override_is_named_as_it_was_typed(config: Path, overrides: str,
     assert message in str(caught.value)
 
 
-OTHERS = [
-    ("version: 1\n", "", 4, 3, r"input\.path: .*noisy\.npy does not exist"),
-    ("{name: tv, strength: 0.1}", "{name: unet, weights: gone.safetensors}", 2, 5, r"denoiser\.weights: .*gone\.safetensors does not"),
-    ("{name: tv, strength: 0.1}", "{name: dncnn}", 2, 5, r"denoiser\.weights: missing; write the path .*examples/train_dncnn\.py"),
-    ("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,", 2, 8, r"tile\.depth: "),
+SIZES = [
+    (["output.shard=1000"], ["--set output.shard: 1000 is no multiple of output.chunk 256; a shard holds whole"]),
+    (["output.shard=[512, 300]"], ["write [512, 512]"]),
+    (["output.shard=512", "tile.block=700"], ["--set tile.block: 700 is no multiple of output.shard 512"]),
+    (["tile.depth=5"], ["--set tile.depth: 5 is less than tv's receptive field 20: seams would show; write 20"]),
+    (["tile.depth=5", "output.shard=1000"], ["--set tile.depth", "--set output.shard"]),
+    (["tile.depth=5", "tile.seams=allow"], []),
+    (["tile.depth=5", "denoiser.strength=-1"], ["--set denoiser.strength"]),
+    (["output.shard=512", "tile.block=[1024, 512]"], []),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("was", "lie", "code", "line", "words"), OTHERS)
-def test_a_missing_file_is_told(config: Path, was: str, lie: str, code: int, line: int, words: str) -> None:
-    if code == 4:
-        config.with_name("noisy.npy").unlink()
-    else:
-        config.write_text(config.read_text().replace(was, lie))
-    assert re.search(rf"config\.yaml:{line}: {words}", refused("validate", config, code=code))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "messages"),
-    [
-        (["output.shard=1000"], ["--set output.shard: 1000 is no multiple of output.chunk 256; a shard holds whole"]),
-        (["output.shard=[512, 300]"], ["write [512, 512]"]),
-        (["output.shard=512", "tile.block=700"], ["--set tile.block: 700 is no multiple of output.shard 512"]),
-        (["tile.depth=5"], ["--set tile.depth: 5 is less than tv's receptive field 20: seams would show; write 20"]),
-        (["tile.depth=5", "output.shard=1000"], ["--set tile.depth", "--set output.shard"]),
-        (["tile.depth=5", "tile.seams=allow"], []),
-        (["tile.depth=5", "denoiser.strength=-1"], ["--set denoiser.strength"]),
-        (["output.shard=512", "tile.block=[1024, 512]"], []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("overrides", "messages"), SIZES)
 def test_sizes_that_do_not_fit_are_told_with_the_rest(config: Path, overrides: list[str], messages: list[str]) -> None:
-    document = read_config(config, overrides)
-    _, problems = check_config(document, config.parent)
+    _, problems = check_config(read_config(config, overrides), config.parent)
     assert len(problems) == len(messages)
     for message in messages:
         assert any(message in str(problem) for problem in problems), message
@@ -299,23 +278,23 @@ def test_only_the_command_line_allows_imports_from_the_folder(config: Path, monk
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (BOMB, "aliases that expand to so many"),
-        ("a: &x [*x]\n", "aliases that expand to so many"),
-        ("[" * 30 + "]" * 30, "c.yaml:1: nested deeper than 20 levels"),
-        ("a: [" + "1, " * 20_100 + "]", "more than 20,000 entries"),
-        ("tile:\n\tsize: 1\n", "c.yaml:2: a tab stands where YAML needs spaces"),
-        ("a: {b: [1,\n", "c.yaml:2: not YAML"),
-        ("a: b: c\n", "c.yaml:1: not YAML: mapping values are not allowed here"),
-        ("a: 'x\n", "not YAML"),
-        ("a: 1\n--- \nb: 1\n", "c.yaml:2: a second document begins"),
-        ("%YAML 1.1\n---\na: NO\n", "c.yaml:2: %YAML 1.1 is not read"),
-        ("a: 1\nb: \x07\n", "c.yaml:2: not YAML"),
-        ("? [a]\n: 1\n", "cannot be a key"),
-    ],
-)
+UNREADABLE = [
+    (BOMB, "aliases that expand to so many"),
+    ("a: &x [*x]\n", "aliases that expand to so many"),
+    ("[" * 30 + "]" * 30, "c.yaml:1: nested deeper than 20 levels"),
+    ("a: [" + "1, " * 20_100 + "]", "more than 20,000 entries"),
+    ("tile:\n\tsize: 1\n", "c.yaml:2: a tab stands where YAML needs spaces"),
+    ("a: {b: [1,\n", "c.yaml:2: not YAML"),
+    ("a: b: c\n", "c.yaml:1: not YAML: mapping values are not allowed here"),
+    ("a: 'x\n", "not YAML"),
+    ("a: 1\n--- \nb: 1\n", "c.yaml:2: a second document begins"),
+    ("%YAML 1.1\n---\na: NO\n", "c.yaml:2: %YAML 1.1 is not read"),
+    ("a: 1\nb: \x07\n", "c.yaml:2: not YAML"),
+    ("? [a]\n: 1\n", "cannot be a key"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), UNREADABLE)
 def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_text(text, "c.yaml")
@@ -336,14 +315,14 @@ def test_a_few_aliases_are_read_and_a_key_written_twice_keeps_the_first() -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-3", 1e-3), ("1.5", 1.5), ("12", 12), ("0o17", 15), ("0x1f", 31), ("-.inf", float("-inf")),
-        ("NO", "NO"), ("yes", "yes"), ("on", "on"), ("true", True), ("False", False), ("null", None), ("~", None),
-        ("", None), ("2026-01-02", "2026-01-02"), ("1:30", "1:30"), ("'7'", "7"), ("4GiB", "4GiB"),
-    ],
-)  # fmt: skip
+SCALARS = [
+    ("1e-3", 1e-3), ("1.5", 1.5), ("12", 12), ("0o17", 15), ("0x1f", 31), ("-.inf", float("-inf")),
+    ("NO", "NO"), ("yes", "yes"), ("on", "on"), ("true", True), ("False", False), ("null", None), ("~", None),
+    ("", None), ("2026-01-02", "2026-01-02"), ("1:30", "1:30"), ("'7'", "7"), ("4GiB", "4GiB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     found = read_text(f"a: {text}\n", "c.yaml").tree["a"]
     assert found == value

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,17 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
 
 
-@pytest.mark.parametrize(
-    ("inside", "path", "output"),
-    [
-        ("", "plate.zarr/A/1/0", "plate.zarr.A.1.0.denoised.zarr"),
-        ("", "plate.zarr/A/1/*", "{stem}.denoised.zarr"),
-        ("plate.zarr/A/1/0", ".", "plate.zarr.A.1.0.denoised.zarr"),
-        ("plate.zarr/A/1", "0", "plate.zarr.A.1.0.denoised.zarr"),
-        ("plate.zarr/A", "../../alone.zarr/", "alone.denoised.zarr"),
-        ("alone.zarr", ".", "alone.denoised.zarr"),
-    ],
-)
+SUGGESTED = [
+    ("", "plate.zarr/A/1/0", "plate.zarr.A.1.0.denoised.zarr"),
+    ("", "plate.zarr/A/1/*", "{stem}.denoised.zarr"),
+    ("plate.zarr/A/1/0", ".", "plate.zarr.A.1.0.denoised.zarr"),
+    ("plate.zarr/A/1", "0", "plate.zarr.A.1.0.denoised.zarr"),
+    ("plate.zarr/A", "../../alone.zarr/", "alone.denoised.zarr"),
+    ("alone.zarr", ".", "alone.denoised.zarr"),
+]
+
+
+@pytest.mark.parametrize(("inside", "path", "output"), SUGGESTED)
 def test_the_suggested_output_is_beside_the_zarr_that_has_the_image(
     tmp_path: Path, monkeypatch: MonkeyPatch, inside: str, path: str, output: str
 ) -> None:
@@ -119,8 +120,7 @@ def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path, shape: tuple
 
 @pytest.mark.parametrize(("dtype", "largest"), [("float32", 1.0), ("float32", 60_000.0), ("uint16", 4095.0)])
 def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, largest: float) -> None:
-    rng = np.random.default_rng(0)
-    pixels = largest * np.clip(0.5 + 0.1 * rng.standard_normal((200, 180)), 0, 1)
+    pixels = largest * np.clip(0.5 + 0.1 * np.random.default_rng(0).standard_normal((200, 180)), 0, 1)
     np.save(tmp_path / "a.npy", pixels.astype(dtype))
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "a.npy"))["config"])
@@ -139,8 +139,7 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
     assert "1: 40 × 50" in text
     text = ask("info", tmp_path / "a.tif", "--dataset", "1").stdout
     assert "this is series 1. For another, write input.dataset: 0" in text
-    facts = json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)
-    assert facts["series"] == [[20, 30], [40, 50]]
+    assert json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)["series"] == [[20, 30], [40, 50]]
 
 
 @pytest.mark.parametrize("asked", ["scans/slice_*.npy", "scans", "scans/"])
@@ -200,8 +199,7 @@ def test_holes_and_pages_are_shown_and_no_library_complains(tmp_path: Path, capl
     for options in ({}, {"metadata": None}):
         tifffile.imwrite(path, np.zeros((5, 20, 30), np.uint16), **options)
         assert describe(str(path))["axes"] == "qyx"
-        said = "each of 5 planes is by itself. If they are a volume, write input.axes: zyx"
-        assert said in printed("info", path)
+        assert "each of 5 planes is by itself. If they are a volume, write input.axes: zyx" in printed("info", path)
 
 
 PIXELS = np.zeros((20, 33), np.float32)
@@ -217,20 +215,18 @@ def _tiff_of_resolution(folder: Path) -> Path:
     path = folder / "a.tif"
     tifffile.imwrite(path, PIXELS, imagej=True, resolution=(5, 5), metadata={"unit": "um"})
     with tifffile.TiffFile(path, mode="r+b") as file:
-        tag = file.pages[0].tags["XResolution"]
-        file.filehandle.seek(tag.offset + 4)
+        file.filehandle.seek(file.pages[0].tags["XResolution"].offset + 4)
         file.filehandle.write(b"\0\0\0\0")
     return path
 
 
 def _npy(folder: Path) -> Path:
     np.save(folder / "a.npy", PIXELS)
-    content = (folder / "a.npy").read_bytes()
-    (folder / "a.npy").write_bytes(content.replace(b"(20, 33), }  ", b"(-20, -33), }"))
+    (folder / "a.npy").write_bytes((folder / "a.npy").read_bytes().replace(b"(20, 33), }  ", b"(-20, -33), }"))
     return folder / "a.npy"
 
 
-def _ome(folder: Path, transformations: Any) -> Path:
+def _ome(transformations: Any, folder: Path) -> Path:
     group = zarr.open_group(folder / "a.zarr", mode="w")
     group.create_array("0", data=PIXELS, chunks=(16, 16))
     entry = {"path": "0", "coordinateTransformations": transformations}
@@ -249,10 +245,6 @@ def _zarr(folder: Path, zarr_format: Any, **changes: Any) -> Path:
 STEPS: list[Any] = ["text", True, 3, ["text"], [None], [[]], {"scale": [1, 1]}, [{"type": "scale", "scale": ["a", 1]}]]
 
 
-def _ome_of(steps: Any) -> Callable[[Path], Path]:
-    return lambda folder: _ome(folder, steps)
-
-
 ODD: dict[str, Callable[[Path], Path]] = {
     "JSON of a TIFF that does not parse": lambda folder: _tiff(folder, description='{"shape": [20, 33'),
     "shape of a TIFF that is no number": lambda folder: _tiff(folder, description='{"shape": [20, "x"]}'),
@@ -262,7 +254,8 @@ ODD: dict[str, Callable[[Path], Path]] = {
     "fill value that its type has not": lambda folder: _zarr(folder, 3, fill_value=-1),
     "the same in v2": lambda folder: _zarr(folder, 2, fill_value=-1),
     "chunks without pixels": lambda folder: _zarr(folder, 2, chunks=[0, 16]),
-} | {f"transformations {steps}": _ome_of(steps) for steps in STEPS}
+    **{f"transformations {steps}": partial(_ome, steps) for steps in STEPS},
+}
 
 
 PLACES = {
@@ -286,7 +279,8 @@ def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str
 def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, config: Path) -> None:
     for folder, make in in_folders(tmp_path, ODD.values()):
         _refused(make(folder))
-    for folder, make in in_folders(tmp_path / "0", (_tiff_of_resolution, *map(_ome_of, (None, [])))):
+    untold: list[Callable[[Path], Path]] = [_tiff_of_resolution, partial(_ome, None), partial(_ome, [])]
+    for folder, make in in_folders(tmp_path / "0", untold):
         # A pixel size that is not told is unknown.
         assert json.loads(printed("info", make(folder), "--json"))["scale"][-1] == 1.0
     image = config.with_name("noisy.npy")

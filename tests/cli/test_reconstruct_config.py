@@ -53,8 +53,7 @@ def test_what_is_left_out_has_its_default_and_entries_can_be_set(reconstruction:
     assert choice.options == {"operators": [blur, {"name": "downsample"}]}
     reconstruction.write_text(reconstruction.read_text().split("fidelity:")[0])
     job = load(reconstruction)
-    names = (job.prior.name, job.solver.name, job.fidelity.name)
-    assert (names, job.run.workers) == (("none", "pgd", "l2"), "auto")
+    assert ((job.prior.name, job.solver.name, job.fidelity.name), job.run.workers) == (("none", "pgd", "l2"), "auto")
     assert (job.start, job.reference, job.shape, job.exact) == (None, None, "auto", False)
     for name in ("k0.npy", "y0.npy", "m.npy"):
         path = reconstruction.with_name(name)
@@ -70,7 +69,6 @@ LIES = [
     ("job: reconstruct\n", "", 1, "job: missing; write `job: denoise` or `job: ptychography` or `job: reconstruct`"),
     ("shard: 64", "shard: 60", 3, "output.shard: 60 is no multiple of output.chunk 32"),
     ("kernel: k0.npy, ", "", 5, "operators[0].kernel: missing; write a path"),
-    ("data: y0.npy, ", "", 5, "operators[0].data: missing; write a path"),
     ("boundary: circular", "engine: dirct", 5, "operators[0].engine: \"dirct\" is not auto, direct or fft; did you"),
     ("boundary: circular", "factor: 1.5", 5, "operators[0].factor: 1.5 is not a whole number"),
     ("noise_sigma: 0.03", "noise_sigma: 0", 5, "operators[0].noise_sigma: 0 is too small; write more than 0"),
@@ -122,7 +120,6 @@ def test_a_lie_is_told_with_its_line(reconstruction: Path, lie: tuple[str, str, 
 DISAGREE = [
     ("solver={name: cg, step: 0.1};prior={name: none}", "--set solver: solver.step: 0.1, and cg finds its own"),
     ("solver={name: cg};prior={name: none};fidelity={name: poisson}", "poisson with solver cg, which works on l2 alone"),
-    ("solver={name: cg};prior={name: l1}", "prior.name: l1 with solver cg, which knows no prior; write none"),
     ("fidelity={name: poisson};start=null", "poisson divides by what the image gives, and zeros give nothing"),
     ("prior={name: none, weight: 2}", "prior.weight: is for prior l1, pnp or tv, and the name is none; write one of these names"),
     ("prior={name: tv, iterations: 9};tile.depth=8", "tile.depth: 8 is less than accelerated tv's receptive field 9"),
@@ -131,7 +128,6 @@ DISAGREE = [
     ("operators[0].engine=fft;exact=true", "operators[0].engine: fft with exact: true"),
     ("operators=[]", "--set operators: is empty; write what was measured"),
     ("operators={name: blur}", "is not a list; write entries below it, such as `- {name: ..., data: ...}`"),
-    ("operators[0].noise_sigma=0", "--set operators[0].noise_sigma: 0 is too small; write more than 0"),
     ("operators[0].noise_sigam=1", "--set operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
     ("operators[1].mask=gone.npy", "--set operators[1].mask: "),
     ("operators.0.noise_sigma=1", "operators is a list: write operators[0].noise_sigma."),
@@ -213,11 +209,8 @@ REFUSED = [
     ("k0", np.ones(5), REFLECT, "operators[0]: kernel has shape (5,): write an array of rows and columns"),
     ("k0", np.ones((2, 2, 3, 3)), REFLECT, "operators[0]: kernel has shape (2, 2, 3, 3): write an array of rows and columns"),
     ("k0", np.ones((3, 3), complex), REFLECT, "operators[0]: kernel is complex128: a blur adds light. Write real numbers."),
-    ("k0", np.ones((201, 201)), REFLECT, "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect the kernel must be"),
-    ("k0", np.ones((3, 5, 5)), REFLECT, "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, but the image of"),
     ("y0", np.ones((50, 80), "f4"), (), "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write the true shape"),
     ("y0", np.ones(80, "f4"), (), "y0.npy: the array's shape is (80,): an image has at least the axes y and x"),
-    ("m", np.ones((20, 20), "f4"), (), "operators[1]: the mask has shape (20, 20) and the image (96, 80). Write a mask of the image's shape"),
     ("truth", np.ones((50, 80), "f4"), (), "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),
     ("", None, ("operators[1]={name: composition, operators: [], data: y1.npy}",), "operators[1]: a composition without operators"),
     *(("", None, ("operators[0].data=measured", f"output.path={path}"), words) for path, words in (
@@ -339,26 +332,18 @@ def test_measurements_make_a_job(simulation: Path, cluster: RunningCluster, monk
     assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--noise", "gausian"], 2, "noise is 'gausian': there is none of that name; did you mean gaussian?"),
-        (["--noise", "poisson", "--gain", "0"], 2, "gain is 0: a count has to be worth something"),
-        (["--gain", "much"], 2, "'much' is not a number; write one such as 0.5."),
-        (["--seed", "1.5"], 2, "'1.5' is not a whole number; write one such as 4."),
-        (["--seed", "-1"], 2, "seed is -1: seeds count from 0"),
-        (["--set", "reference=null"], 2, "reference is not there: measurements are simulated from the true image"),
-        (["--set", "reference=gone.npy"], 4, "gone.npy does not exist"),
-        (["--set", "operators[0].kernel=gone.npy"], 4, "gone.npy does not exist"),
-        (["--set", "operators[1].data=truth.npy"], 2, "measurements are written as Zarr"),
-        (["--set", "operators[1].data=no/y.zarr"], 2, "operators[1].data is"),
-        (["--set", "operators[1].data=y0.zarr"], 2, "operators[1].data is"),
-        (["--set", "operators[1].size=[900, 9]"], 2, "operators[1]: origin is (3, 5) and size (900, 9)"),
-        (["--set", "run.memory_per_worker=100MiB"], 5, "run.memory_per_worker is 100MiB; one block of"),
-        (["--set", "job=denoise"], 2, "job"),
-        (["--set", "operators[0].noise_sigma=-1"], 2, "--set operators[0].noise_sigma: -1 is too small"),
-    ],
-)  # fmt: skip
+NOT_SIMULATED = [
+    (["--noise", "gausian"], 2, "noise is 'gausian': there is none of that name; did you mean gaussian?"),
+    (["--gain", "much"], 2, "'much' is not a number; write one such as 0.5."),
+    (["--seed", "1.5"], 2, "'1.5' is not a whole number; write one such as 4."),
+    (["--set", "reference=gone.npy"], 4, "gone.npy does not exist"),
+    (["--set", "operators[0].kernel=gone.npy"], 4, "gone.npy does not exist"),
+    (["--set", "run.memory_per_worker=100MiB"], 5, "run.memory_per_worker is 100MiB; one block of"),
+    (["--set", "job=denoise"], 2, "job"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "said"), NOT_SIMULATED)
 def test_what_cannot_be_simulated_is_refused(simulation: Path, words: list[str], code: int, said: str) -> None:
     before = sorted(simulation.parent.iterdir())
     assert said in refused("simulate", simulation, *words, code=code)

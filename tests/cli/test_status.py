@@ -19,13 +19,11 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from skimage.data import camera
-from typer.testing import CliRunner
 
 from halotile.cli import batch, running, status
 from halotile.cli.config import loading
 from halotile.cli.config.loading import load_job
-from halotile.cli.exits import BAD_DATA, OK, USAGE, StoppedEarly
-from halotile.cli.main import app
+from halotile.cli.exits import BAD_DATA, USAGE, StoppedEarly
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, BatchJob, advice, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse
@@ -174,11 +172,11 @@ def test_an_output_leads_to_the_run_beside(directory: RunDirectory, monkeypatch:
 
 def test_a_run_killed_before_its_first_block_has_no_rate(directory: RunDirectory) -> None:
     record(directory, done=100, seconds=0.0, pixels_done=0, pid=123)
-    text = shown_by_status(directory)
+    text = printed("status", directory.path)
     assert "100 of 400 blocks (100 resumed), 25.0 %" in text
     assert "rate" not in text
     record(directory, done=100, resumed=0, seconds=0.0, pixels_done=0, pid=123)
-    assert "rate" not in shown_by_status(directory), "no time has passed"
+    assert "rate" not in printed("status", directory.path), "no time has passed"
 
 
 def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: poisoned\n  by hand") -> None:
@@ -187,85 +185,77 @@ def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: po
         directory.append_event(event | {"traceback": "x"})
 
 
-def shown_by_status(directory: RunDirectory, *words: str) -> str:
-    return printed("status", directory.path, *words)
+BAD_BLOCKS = [
+    ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
+    ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
+    ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
+    ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
+    ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("state", "failed", "done", "words"),
-    [
-        ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
-        ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
-        ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
-        ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
-        ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("state", "failed", "done", "words"), BAD_BLOCKS)
 def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, done: int, words: str) -> None:
     give_up(directory, 300)
     directory.append_event({"event": "begin"})
     give_up(directory, *range(7, 7 + failed)[::-1])
     record(directory, state=state, failed=failed, done=done, resumed=0)
-    text = shown_by_status(directory)
-    last = text.splitlines()[-1]
-    assert last.startswith(words.format(f"recon-cli resume {directory.path}"))
+    text = printed("status", directory.path)
+    assert text.splitlines()[-1].startswith(words.format(f"recon-cli resume {directory.path}"))
     assert ("block 7 (index (0, 7)): ValueError: poisoned\n" in text) == bool(failed)
     assert "block 300" not in text, "an earlier run gave it up, and it was tried again since"
-    bad = json.loads(shown_by_status(directory, "--json"))["bad_blocks"]
+    bad = json.loads(printed("status", directory.path, "--json"))["bad_blocks"]
     assert [block["number"] for block in bad] == list(range(7, 7 + failed))
     assert all(block["error"] == "ValueError: poisoned\n  by hand" for block in bad)
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
-        ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
-    ],
-)
+CAUSES = [
+    ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
+    ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
+]
+
+
+@pytest.mark.parametrize(("error", "cause"), CAUSES)
 def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, cause: str) -> None:
     give_up(directory, 7, 8, error=error)
     record(directory, state="finished", failed=2, done=398)
     words = f"once {cause} is repaired, run `recon-cli resume {directory.path} --same-input`"
-    assert words in shown_by_status(directory)
+    assert words in printed("status", directory.path)
 
 
 def test_lost_events_are_counted_and_of_many_the_first_five_are_named(directory: RunDirectory) -> None:
     record(directory, state="finished", failed=2, done=398)
     for line in (b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'):
         directory.events_path.write_bytes(line)
-        assert "finished, except 2 bad blocks: " in shown_by_status(directory)
+        assert "finished, except 2 bad blocks: " in printed("status", directory.path)
     directory.events_path.unlink()
     give_up(directory, *range(9))
     record(directory, state="finished", failed=9, done=391)
-    text = shown_by_status(directory)
+    text = printed("status", directory.path)
     assert text.count("ValueError: poisoned") == 5
     assert "and 4 more, in events.jsonl" in text
 
 
-PENDING, RUNNING, OVER = "PENDING (BeginTime)", "RUNNING", None
+PENDING, RUNNING, OVER, NO_ANSWER = "PENDING (BeginTime)", "RUNNING", None, "no answer"
 
 
-NO_ANSWER = "no answer"
+BETWEEN_ATTEMPTS = [
+    ({"state": "stopped"}, RUNNING, False, "queued"),  # drained, and not put back yet
+    ({"state": "stopped"}, "COMPLETING", False, "queued"),
+    ({"state": "stopped"}, PENDING, False, "queued"),
+    ({"state": "stopped", "updated": 0.0}, RUNNING, False, "queued"),  # the next attempt begins
+    ({"state": "stopped", "updated": 0.0, "pid": 1}, RUNNING, True, "planned"),
+    (None, RUNNING, True, "planned"),
+    (None, RUNNING, False, "queued"),
+    ({"state": "stopped", "reason": "stopped on SIGUSR1 with"}, NO_ANSWER, False, "queued"),
+    ({"state": "stopped", "reason": "stopped on SIGTERM with"}, NO_ANSWER, False, "stopped"),
+    ({"state": "stopped"}, OVER, False, "stopped"),
+    ({"state": "finished"}, "COMPLETING", False, "finished"),
+    ({"state": "failed"}, RUNNING, False, "failed"),
+]
 
 
-@pytest.mark.parametrize(
-    ("recorded", "job", "locked", "shown"),
-    [
-        ({"state": "stopped"}, RUNNING, False, "queued"),  # drained, and not put back yet
-        ({"state": "stopped"}, "COMPLETING", False, "queued"),
-        ({"state": "stopped"}, PENDING, False, "queued"),
-        ({"state": "stopped", "updated": 0.0}, RUNNING, False, "queued"),  # the next attempt begins
-        ({"state": "stopped", "updated": 0.0, "pid": 1}, RUNNING, True, "planned"),
-        (None, RUNNING, True, "planned"),
-        (None, RUNNING, False, "queued"),
-        ({"state": "stopped", "reason": "stopped on SIGUSR1 with"}, NO_ANSWER, False, "queued"),
-        ({"state": "stopped", "reason": "stopped on SIGTERM with"}, NO_ANSWER, False, "stopped"),
-        ({"state": "stopped"}, OVER, False, "stopped"),
-        ({"state": "finished"}, "COMPLETING", False, "finished"),
-        ({"state": "failed"}, RUNNING, False, "failed"),
-    ],
-)
+@pytest.mark.parametrize(("recorded", "job", "locked", "shown"), BETWEEN_ATTEMPTS)
 def test_a_submitted_run_is_not_over_between_two_attempts(
     directory: RunDirectory, monkeypatch: MonkeyPatch, recorded: Any, job: str | None, locked: bool, shown: str
 ) -> None:
@@ -376,10 +366,10 @@ def test_waiting_images_are_queued(submitted: RunDirectory, fake_slurm: Path, mo
     submitted.path.rename(folder / "{stem}.zarr.run")
     monkeypatch.setattr(status, "QUEUE_SECONDS", 0.01)
     asked = count_queries(fake_slurm, '[ $n -lt 3 ] && echo "7 PENDING (Resources)"; true')
-    looked = CliRunner().invoke(app, ["status", str(folder / "many.yaml")])
-    assert "2 queued" in looked.stdout
-    assert "job 7: PENDING (Resources)" in looked.stdout
-    CliRunner().invoke(app, ["status", str(folder / "many.yaml"), "--watch"])
+    looked = ask("status", folder / "many.yaml").stdout
+    assert "2 queued" in looked
+    assert "job 7: PENDING (Resources)" in looked
+    ask("status", folder / "many.yaml", "--watch")
     assert int(asked.read_text()) > 3, "it followed the job until it was over"
 
 
@@ -451,32 +441,19 @@ def test_silence_of_slurm_ends_no_cancel(submitted: RunDirectory, fake_slurm: Pa
 DEEP = "[" * 100_000
 
 
-SUBMITTED = {"number": "", "attempts": 1, "submitted": 1.0, "began": 2.0, "submitted_from": "here"}
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(directory: RunDirectory) -> RunDirectory:
     """That of an output which is whole."""
-    written(tmp_path / "clean.zarr", PLAIN)
-    made = RunDirectory(tmp_path / "clean.zarr.run")
-    made.create()
-    made.write_job({})
-    return made
-
-
-def said(*words: str, code: int) -> str:
-    """What a command says that ends with this code."""
-    result = ask(*words)
-    assert result.exit_code == code, result.output
-    assert "unexpected" not in result.output
-    return result.output
+    written(directory.path.with_suffix(""), PLAIN)
+    directory.write_job({})
+    return directory
 
 
 @pytest.mark.parametrize("text", [DEEP, "3", '{"a": ' * 100_000])
 def test_a_status_that_is_no_object_is_none(run: RunDirectory, text: str) -> None:
     run.status_path.write_text(text)
-    assert "or status.json is damaged" in said("status", str(run.path), code=USAGE)
-    said("verify", str(run.path), "-q", code=OK)
+    assert "or status.json is damaged" in refused("status", str(run.path), code=USAGE)
+    printed("verify", run.path, "-q")
 
 
 @pytest.mark.parametrize("holder", [DEEP, [], {"pid": 1}])
@@ -485,22 +462,21 @@ def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory,
         (run.path / LOCK).write_text(holder if isinstance(holder, str) else json.dumps(holder))
         with pytest.raises(OutputInUse, match="is in use: another run is writing this output"):
             run.check_free()
-        assert "its driver is process None on None" in said("cancel", str(run.path), code=USAGE)
+        assert "its driver is process None on None" in refused("cancel", str(run.path), code=USAGE)
 
 
 def test_a_batch_job_that_is_no_object_is_damaged(run: RunDirectory) -> None:
     run.write_status({"state": "finished"})
     (run.path / BATCH).write_text("[]")
-    assert "Remove it, and submit" in said("status", str(run.path), code=BAD_DATA)
-    assert "Remove it, and submit" in said("cancel", str(run.path), code=BAD_DATA)
+    assert "Remove it, and submit" in refused("status", str(run.path), code=BAD_DATA)
+    assert "Remove it, and submit" in refused("cancel", str(run.path), code=BAD_DATA)
     with pytest.raises(DamagedData):
         BatchFiles(run).read()
 
 
 @pytest.mark.parametrize("sizes", [{"total": 2**70}, {"total": 2**62}, {"total": 10**11}, {"images": 2**62}], ids=str)
-def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]) -> None:
-    run = RunDirectory(tmp_path / "clean.zarr.run")
-    run.create()
+def test_a_journal_of_odd_sizes_is_damaged(directory: RunDirectory, tmp_path: Path, sizes: dict[str, int]) -> None:
+    run = directory
     run.write_job({})
     (run.path / LOCK).touch()
     np.save(tmp_path / "noisy.npy", np.zeros((64, 64), np.float32))
@@ -509,9 +485,9 @@ def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]
     run.journal_path.write_bytes(with_checksum(json.dumps(owner).encode()))
     config, output = str(tmp_path / "config.yaml"), str(tmp_path / "clean.zarr")
     damaged = f"{run.journal_path}: its first line is damaged"
-    assert damaged in said("plan", config, code=BAD_DATA)
-    assert damaged in said("run", config, "-q", "--no-dashboard", code=BAD_DATA)
-    said("verify", output, code=USAGE)
-    said("status", str(run.path), code=USAGE)
+    assert damaged in refused("plan", config, code=BAD_DATA)
+    assert damaged in refused("run", config, "-q", "--no-dashboard", code=BAD_DATA)
+    refused("verify", output, code=USAGE)
+    refused("status", str(run.path), code=USAGE)
     run.plan_path.write_text("{}")
-    assert damaged in said("verify", output, code=BAD_DATA)
+    assert damaged in refused("verify", output, code=BAD_DATA)

@@ -17,7 +17,6 @@ import zarr
 
 from halotile.cli.screens.outcome_rows import remedy
 from halotile.graphs.runs.verify import Verdict, verify
-from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.cli.engine import SMALL_CONFIG, MonkeyPatch, ask, printed, refused, save_job
@@ -32,26 +31,25 @@ def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
     monkeypatch.setitem(sys.modules, "halotile.graphs.runs.verify", module)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "code", "words"),
-    [
-        (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
-        (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
-        (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
-        (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
-        (Verdict(4, 3, (), 0, RangeSet([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
-        (Verdict(9, 4, (), 0, RangeSet(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
-        (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
-    ],
-)
+VERDICTS = [
+    (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
+    (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
+    (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
+    (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
+    (Verdict(4, 3, (), 0, RangeSet([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
+    (Verdict(9, 4, (), 0, RangeSet(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
+    (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "code", "words"), VERDICTS)
 def test_damage_is_told(tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str) -> None:
     find(monkeypatch, verdict)
     result = ask("verify", tmp_path / "clean.zarr")
     assert result.exit_code == code
     assert words in result.stdout
     assert ("recon-cli resume" in result.stderr) == (code == 3)
-    as_json = ask("verify", tmp_path / "clean.zarr", "--json")
-    assert json.loads(as_json.stdout)["ok"] == (code == 0)
+    assert json.loads(ask("verify", tmp_path / "clean.zarr", "--json").stdout)["ok"] == (code == 0)
 
 
 MISSING = "metadata: zarr.json is missing"
@@ -80,7 +78,7 @@ def test_an_edited_output_is_kept_by_following_the_advice(tmp_path: Path, ome: b
     file = output / ("0/zarr.json" if ome else "zarr.json")
     array = zarr.open_array(file.parent)
     array[:16, :16] = array[:32, 32:] = 0  # zarr leaves out a chunk, and a shard
-    lost = verify_output(output)
+    lost = verify(output)
     assert [line.split(": ", 2)[2] for line in lost.problems] == [
         "chunk (0, 0) is not in the file",
         "the shard is missing",
@@ -106,8 +104,7 @@ def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatc
         job = json.loads((directory / "job.json").read_text())
         (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
         find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
-        said = ask("verify", directory).stderr
-        assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
+        assert (f"recon-cli verify {output} --repair --allow-import`" in ask("verify", directory).stderr) == allowed
 
 
 def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -162,14 +159,17 @@ def move(folder: Path, before: str, after: str) -> Path:
 
 
 @pytest.mark.cluster
-def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path) -> None:
+def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     np.save(tmp_path / "noisy.npy", np.random.default_rng(0).random((64, 64), np.float32))
     (tmp_path / "config.yaml").write_text(SMALL_CONFIG)
     printed("run", str(tmp_path / "config.yaml"), "--no-dashboard", "-q")
     whole = (tmp_path / "clean.zarr/0/c/0/0").read_bytes()
     moved = move(tmp_path, "clean", "moved")
-    printed("resume", f"{moved}.run", "--no-dashboard", "-q")
+    monkeypatch.chdir(tmp_path)
+    for run in ("moved.zarr.run", f"{moved}.run"):
+        printed("resume", run, "--no-dashboard", "-q")
     assert verify(moved).problems == ()
+    assert json.loads((tmp_path / "moved.zarr.run/job.json").read_text())["output"]["path"] == str(moved)
     again = move(tmp_path, "moved", "again")
     printed("verify", str(again), "--repair", "-q")
     assert verify(again).problems == ()

@@ -167,8 +167,7 @@ def test_photographs_of_floats_are_in_colour_and_large_images_cost_little(tmp_pa
 
 def test_levels_that_a_file_lacks_are_means_of_measured_pixels(images: dict[str, Path]) -> None:
     image = ServedImage.open(str(images["noisy"]))
-    array = json.loads(image.file("2/.zarray") or b"")
-    assert array["shape"] == [375, 375]
+    assert json.loads(image.file("2/.zarray") or b"")["shape"] == [375, 375]
     pixels = np.frombuffer(image.file("2/0/0") or b"", "<f4").reshape(256, 256)
     assert (pixels[0, 0], pixels[160, 60]) == (40, np.float32(HOLE))
     assert (np.frombuffer(image.file("2/1/1") or b"", "<f4").reshape(256, 256)[:119, :119] == 220).all()

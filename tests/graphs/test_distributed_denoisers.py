@@ -190,17 +190,16 @@ def rows_alone(x: torch.Tensor) -> torch.Tensor:
 NOT_LOCAL = r"looks at the whole image.*unsafe=True"
 
 
-@pytest.mark.parametrize(
-    ("net", "words"),
-    [
-        (Normalised(), NOT_LOCAL),
-        (attending, NOT_LOCAL),
-        (rows_alone, NOT_LOCAL),
-        (optim.PnP(Normalised()), NOT_LOCAL),
-        (lambda x: x + torch.linspace(0, 1, x.shape[-1]), r"depends on the position of the tile.*unsafe=True"),
-    ],
-    ids=["norm", "attention", "rows", "prior", "position"],
-)
+GLOBAL = [
+    (Normalised(), NOT_LOCAL),
+    (attending, NOT_LOCAL),
+    (rows_alone, NOT_LOCAL),
+    (optim.PnP(Normalised()), NOT_LOCAL),
+    (lambda x: x + torch.linspace(0, 1, x.shape[-1]), r"depends on the position of the tile.*unsafe=True"),
+]
+
+
+@pytest.mark.parametrize(("net", "words"), GLOBAL, ids=["norm", "attention", "rows", "prior", "position"])
 def test_a_network_that_is_not_local_is_not_tiled(ctx: DistributedContext, net: Any, words: str) -> None:
     x = image(1, 1, 40, 40)
     denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)

@@ -46,8 +46,7 @@ class Projection(physics.LinearPhysics):  # type: ignore[misc]
 
 
 def gaussian(sigma: torch.Tensor) -> torch.Tensor:
-    at = torch.arange(-2, 3, dtype=sigma.dtype)
-    line = torch.exp(-(at**2) / (2 * sigma**2))
+    line = torch.exp(-(torch.arange(-2, 3, dtype=sigma.dtype) ** 2) / (2 * sigma**2))
     return torch.outer(line, line)[None, None] / line.sum() ** 2
 
 
@@ -79,8 +78,7 @@ class Case:
     def distributed(self, ctx: DistributedContext, parameters: list[torch.Tensor]) -> Any:
         if self.factory is None:
             return distribute(self.stack(parameters), ctx)
-        shared = {"p": parameters}
-        return distribute(self.factory, ctx, num_operators=3, type_object="linear_physics", shared=shared)
+        return distribute(self.factory, ctx, num_operators=3, type_object="linear_physics", shared={"p": parameters})
 
     def plain(self, parameters: list[torch.Tensor]) -> Any:
         return physics.StackedLinearPhysics(self.stack(parameters))
@@ -132,8 +130,7 @@ def gradients(case: Case, dtype: torch.dtype, ctx: DistributedContext | None, *l
     with torch.no_grad():
         y = [0.7 * part.flip(-1) for part in case.plain(parameters).A(x)]
         y = y if ctx else TensorList(y)
-    three = optim.StackedPhysicsDataFidelity([optim.L2()] * 3)
-    fidelity, found = distribute(optim.L2(), ctx) if ctx else three, []
+    fidelity, found = distribute(optim.L2(), ctx) if ctx else optim.StackedPhysicsDataFidelity([optim.L2()] * 3), []
     for loss in losses:
         value, inputs = LOSSES[loss](stack, x, y, fidelity), [*parameters, x]
         slopes = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
@@ -175,8 +172,7 @@ def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, na
     for context in (ctx, None):
         (parameter,) = parameters = [p.requires_grad_() for p in case.parameters()]
         if context is not None:
-            stack = case.distributed(context, parameters)
-            solution = stack.prox_l2(z, y, 0.7, tol=1e-13, max_iter=500)
+            solution = case.distributed(context, parameters).prox_l2(z, y, 0.7, tol=1e-13, max_iter=500)
         else:
             plain = case.plain(parameters)
             columns = [plain.A_adjoint_A(unit.reshape(case.shape)).reshape(-1) for unit in units]
@@ -353,8 +349,7 @@ def test_workers_that_were_killed_change_no_gradient() -> None:
             losses = [squares(each.A_adjoint_A(x)) for each in (stack, plain)]
             for pid in ctx.client.run(os.getpid).values() if step == 0 else ():
                 os.kill(pid, signal.SIGKILL)
-            slopes = [torch.autograd.grad(loss, kernels) for loss in losses]
-            assert difference(*slopes) < 1e-5
+            assert difference(*[torch.autograd.grad(loss, kernels) for loss in losses]) < 1e-5
             with torch.no_grad():
                 for each in kernels:
                     each *= 0.5

@@ -18,19 +18,7 @@ import torch
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, InputError, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import RunningCluster
-from tests.graphs.distributing import (
-    NEAR,
-    STACKS,
-    Patch,
-    difference,
-    image,
-    in_blocks,
-    kernel,
-    masks,
-    optim,
-    physics,
-    squares,
-)
+from tests.graphs.distributing import NEAR, STACKS, Patch, difference, image, in_blocks, kernel, optim, physics, squares
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -172,7 +160,7 @@ def test_an_unreached_tolerance_is_reported_once_with_figures(ctx: DistributedCo
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         stack.A_dagger(y, max_iter=2, tol=1e-9)
-        distribute(masks(3), ctx).A_dagger([image(1, 1, 20, 24)] * 3)
+        distribute(STACKS["complementary masks"](), ctx).A_dagger([image(1, 1, 20, 24)] * 3)
 
 
 @pytest.mark.parametrize("method", ["A_dagger", "prox_l2", "compute_sqnorm"])
@@ -379,7 +367,7 @@ def test_an_object_that_cannot_be_sent_or_returns_no_tensor_is_named_by_its_numb
 def test_nothing_is_sent_again_for_subsets_of_stacks(ctx: DistributedContext, large: int, monkeypatch: Patch) -> None:
     """Operators for blocks are tried and sent once, not for each selection: masks are as large as images."""
     in_blocks(monkeypatch, 32, large)
-    parts, x = [*masks(3), *blurs()], image(1, 1, 20, 24)
+    parts, x = [*STACKS["complementary masks"](), *blurs()], image(1, 1, 20, 24)
     data = [optim.L2(sigma=1 + n) for n in range(7)]
     stack, fidelity, single = distribute(parts, ctx), distribute(data, ctx), distribute(optim.L2(), ctx)
     y = [each.flip(-1) for each in stack.A(x)]

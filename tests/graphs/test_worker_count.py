@@ -86,23 +86,23 @@ def groups(tmp_path: Path, monkeypatch: MonkeyPatch) -> Groups:
     return make
 
 
-@pytest.mark.parametrize(
-    ("files", "cores", "gibibytes"),
-    [
-        ({}, 2, 24),
-        ({"job/step/cpu.max": "max 100000", "job/step/memory.max": "max"}, 2, 24),
-        ({"job/cpu.max": "150000 100000", "job/step/memory.max": f"{2 * GIB}"}, 2, 2),
-        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1, 24),
-        ({"cpu.max": "50000 100000", "memory.max": f"{2 * GIB}"}, 1, 2),
-        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1, 24),
-        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1, 24),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2, 24),
-        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2, 2),
-        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2, 2),
-        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2, 2),
-        ({"else/memory.max": f"{2 * GIB}"}, 2, 24),
-    ],
-)
+GROUPS = [
+    ({}, 2, 24),
+    ({"job/step/cpu.max": "max 100000", "job/step/memory.max": "max"}, 2, 24),
+    ({"job/cpu.max": "150000 100000", "job/step/memory.max": f"{2 * GIB}"}, 2, 2),
+    ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1, 24),
+    ({"cpu.max": "50000 100000", "memory.max": f"{2 * GIB}"}, 1, 2),
+    ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1, 24),
+    ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1, 24),
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2, 24),
+    ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2, 2),
+    ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2, 2),
+    ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2, 2),
+    ({"else/memory.max": f"{2 * GIB}"}, 2, 24),
+]
+
+
+@pytest.mark.parametrize(("files", "cores", "gibibytes"), GROUPS)
 def test_cores_and_memory_are_those_that_a_control_group_allows(
     files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: MonkeyPatch
 ) -> None:
@@ -187,8 +187,7 @@ class FakeSlurm:
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
         monkeypatch.setattr(slurm_alloc, "time", clock)
         monkeypatch.setattr(slurm_allocation, "answer_of", lambda words: self.answer(words))
-        nodes = {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}
-        monkeypatch.setattr(slurm_allocation, "nodes_of", nodes.__getitem__)
+        monkeypatch.setattr(slurm_allocation, "nodes_of", {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}.__getitem__)
         monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: self.requeue(job))
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 

@@ -56,7 +56,7 @@ THOROUGH = {
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
     *("torch-fft", "torch-fit", "torch-spatial", "variational-ranks"),  # ranks, as in torch-function
     *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
-    *("export", "bench"),  # tests/cli/test_export.py and test_bench.py
+    *("export", "bench"),  # tests/cli/test_export.py and test_comparing.py
     "gpu-shared",  # tests/graphs/test_tuning.py
 }
 """Examples that repeat what others show. None of them is the first of a page of docs/."""
