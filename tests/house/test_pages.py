@@ -9,12 +9,9 @@ import importlib.util
 import inspect
 import pkgutil
 import re
-import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -103,13 +100,6 @@ def test_tests_that_the_security_page_names_exist() -> None:
     assert [name for name in sorted(named) if not any(path.endswith(name) for path in tests)] == []
 
 
-def test_folders_and_modules_that_the_architecture_names_exist() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/.]+)`", text)
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / "halotile" / name).exists()] == []
-
-
 def test_links_to_files_lead_somewhere() -> None:
     links = [
         (page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
@@ -131,7 +121,7 @@ def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
     assert settings == set()
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 EXAMPLES = {
@@ -193,7 +183,9 @@ def check_values(where: str, written: dict[str, Any], keys: Keys) -> None:
             assert written[key] == (list(usual) if isinstance(usual, tuple) else usual), (where, key)
 
 
-def test_the_examples_have_every_key_with_its_default(documented: dict[str, dict[str, Any]]) -> None:
+def test_the_examples_have_every_key_with_its_default_outside_of_sections_and_of_an_operator_too(
+    documented: dict[str, dict[str, Any]],
+) -> None:
     for job, section in SECTIONS:
         written, schema = dict(documented[job][section]), keys_of_job(job).sections[section]
         for key, value in ADVISED.get((job, section), {}).items():
@@ -203,20 +195,13 @@ def test_the_examples_have_every_key_with_its_default(documented: dict[str, dict
         if issubclass(schema, NamedChoice):
             keys = written_keys(schema.declared(written.pop("name")), schema)
         check_values(f"{job}: {section}", written, keys)
-
-
-def test_the_examples_have_every_key_outside_of_sections(documented: dict[str, dict[str, Any]]) -> None:
     for job in ("ptychography", "reconstruct", "samples", "simulate", "train"):
         keys = keys_of_job(job).values
         assert keys
         check_values(job, {key: documented[job][key] for key in keys}, keys)
-
-
-def test_the_examples_have_every_key_of_an_operator(documented: dict[str, dict[str, Any]]) -> None:
     for job, choice in (("reconstruct", OperatorChoice), ("samples", MeasuredOperator), ("simulate", OperatorChoice)):
         operator = dict(documented[job]["operators"][0])
-        keys = written_keys(choice.declared(operator.pop("name")), choice)
-        check_values(job, operator, keys)
+        check_values(job, operator, written_keys(choice.declared(operator.pop("name")), choice))
 
 
 def test_tables_have_every_name_with_its_options_and_mark_those_that_must_be_written() -> None:
@@ -261,21 +246,10 @@ update_parent_sizes world_size
 """
 
 
-@pytest.fixture
-def peer() -> Any:
-    """Return deepinv.distributed, where it is installed."""
-    return pytest.importorskip("deepinv.distributed")
-
-
-def modules_of(peer: Any) -> Iterator[ModuleType]:
-    for module in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}."):
-        yield importlib.import_module(module.name)
-
-
 def public_names(peer: Any) -> set[str]:
     """Functions, classes and their methods."""
     names: set[str] = set()
-    for module in modules_of(peer):
+    for module in (importlib.import_module(m.name) for m in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}.")):
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
                 continue
@@ -295,34 +269,21 @@ def keywords(function: Any) -> set[str]:
     return {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
-def test_every_public_name_is_on_the_page(peer: Any) -> None:
-    names = public_names(peer)
-    assert {"distribute", "TilingStrategy", "map_reduce_gather", "A_vjp", "all_gather"} <= names
-    assert sorted(names - NAMED) == []
-
-
-def test_every_keyword_and_attribute_of_the_two_names_is_on_the_page(peer: Any) -> None:
-    names = keywords(peer.distribute) | keywords(peer.DistributedContext) | attributes(peer)
-    assert sorted(names - NAMED) == []
-
-
-def test_the_two_names_take_every_keyword(peer: Any) -> None:
+def test_the_two_names_take_what_those_of_deepinv_take_and_the_page_has_every_name() -> None:
     from halotile.graphs.distributed.distribute import IGNORED_KEYWORDS
 
-    assert keywords(peer.DistributedContext) <= keywords(halotile.DistributedContext)
-    assert keywords(peer.distribute) <= keywords(halotile.distribute) | set(IGNORED_KEYWORDS)
-
-
-def test_a_context_has_every_attribute_and_method(peer: Any) -> None:
-    ours = halotile.DistributedContext(device_mode="cpu")
-    methods = {name for name, value in vars(peer.DistributedContext).items() if callable(value)}
-    expected = attributes(peer) | {name for name in methods if not name.startswith("_")}
-    assert [name for name in sorted(expected) if not hasattr(ours, name)] == []
-
-
-def test_new_keywords_are_on_the_page() -> None:
-    ours = keywords(halotile.distribute) | keywords(halotile.DistributedContext)
-    assert sorted(ours - NAMED) == []
+    ours = keywords(halotile.distribute), keywords(halotile.DistributedContext)
+    assert sorted(set.union(*ours) - NAMED) == []
+    peer = pytest.importorskip("deepinv.distributed")
+    names, theirs = public_names(peer), (keywords(peer.distribute), keywords(peer.DistributedContext))
+    assert {"distribute", "TilingStrategy", "map_reduce_gather", "A_vjp", "all_gather"} <= names
+    expected = attributes(peer)
+    assert sorted((names | expected).union(*theirs) - NAMED) == []
+    assert theirs[0] <= ours[0] | set(IGNORED_KEYWORDS)
+    assert theirs[1] <= ours[1]
+    expected |= {n for n, value in vars(peer.DistributedContext).items() if callable(value) and not n.startswith("_")}
+    context = halotile.DistributedContext(device_mode="cpu")
+    assert [name for name in sorted(expected) if not hasattr(context, name)] == []
 
 
 def rows(title: str) -> list[list[str]]:
@@ -397,8 +358,7 @@ def needs_of(name: str) -> set[str]:
 
 
 def test_what_halotile_needs_is_fetched_or_taken_to_be_there() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    wanted = [*project()["dependencies"], *project()["optional-dependencies"]["cuda"]]
     # The settings of pytest-timeout are in pyproject.toml, and pytest refuses those of a plug-in that is not there.
     needed = {canonicalize_name(Requirement(line).name) for line in wanted} | {"pytest-timeout"}
     for name in fetched():
