@@ -37,19 +37,6 @@ def by_closure(factor: Any) -> Callable[[Any], Any]:
     return lambda image: image * factor
 
 
-def by_nested_closure(factor: Any) -> Callable[[Any], Any]:
-    inner = by_closure(factor)
-    return lambda image: inner(image) + 1
-
-
-def by_default(factor: Any) -> Callable[[Any], Any]:
-    return lambda image, factor=factor: image * factor  # type: ignore[misc]
-
-
-def by_keyword_default(factor: Any) -> Callable[[Any], Any]:
-    return lambda image, *, factor=factor: image * factor  # type: ignore[misc]
-
-
 class Times:
     offset = 0
 
@@ -74,7 +61,8 @@ class Slotted:
 
 
 MAKERS: list[Callable[[Any], Any]] = [
-    *(by_closure, by_nested_closure, by_default, by_keyword_default, Times, Slotted),
+    by_closure, Times, Slotted, lambda f: (lambda inner: lambda image: inner(image) + 1)(by_closure(f)),
+    lambda f: lambda image, factor=f: image * factor, lambda f: lambda image, *, factor=f: image * factor,
     *(lambda f: functools.partial(np.multiply, f), lambda f: Times(f).method, lambda f: functools.lru_cache(by_closure(f))),
 ]  # fmt: skip
 
