@@ -50,38 +50,23 @@ def test_pages_are_short() -> None:
     assert {page: length for page, length in lengths.items() if length > LONGEST.get(page, 260)} == {}
 
 
-def test_the_docs_list_every_exit_code() -> None:
-    text = (ROOT / "docs/running.md").read_text()
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+def test_the_docs_list_every_exit_code_denoiser_extra_design_note_and_public_name() -> None:
+    def found(pattern: str, text: str) -> list[str]:
+        return re.findall(pattern, text, re.MULTILINE)
+
+    names = ("running", "denoisers", "install", "design", "api")
+    running, denoisers, install, design, api = ((ROOT / f"docs/{name}.md").read_text() for name in names)
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
-    assert listed == codes
-
-
-def test_the_docs_list_every_denoiser() -> None:
-    text = (ROOT / "docs/denoisers.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| (?:\*\*`\w+`.* )?\| .* \|$", text, re.MULTILINE)
+    assert {int(code) for code in found(r"^\| (\d+) \|", running)} == codes
     ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
-    assert set(listed) == ours
+    assert set(found(r"^\| `(\w+)` \| (?:\*\*`\w+`.* )?\| .* \|$", denoisers)) == ours
     assert ours <= set(registry.names("denoisers"))
-
-
-def test_the_docs_list_every_extra() -> None:
-    text = (ROOT / "docs/install.md").read_text()
-    rows = re.findall(r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE)
-    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert listed == set(project()["optional-dependencies"])
-
-
-def test_the_docs_list_every_design_note() -> None:
-    text = (ROOT / "docs/design.md").read_text()
+    rows = found(r"^\| (`.*?) \|", install[install.index("| extra |") : install.index("## Platforms")])
+    assert {name for row in rows for name in found(r"`([\w-]+)`", row)} == set(project()["optional-dependencies"])
     notes = sorted((ROOT / "docs/design").glob("*.md"))
     titles = [f"- [{path.read_text().splitlines()[0][2:]}](design/{path.name})" for path in notes]
-    assert [line for line in text.splitlines() if line.startswith("- ")] == titles
-
-
-def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(r"^::: halotile\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*halotile.__all__, "errors"])
+    assert [line for line in design.splitlines() if line.startswith("- ")] == titles
+    assert sorted(found(r"^::: halotile\.(\w+)$", api)) == sorted([*halotile.__all__, "errors"])
 
 
 def test_a_public_module_can_be_imported_by_its_name() -> None:
@@ -335,12 +320,6 @@ def fetched() -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-def test_every_package_has_a_version_in_the_tested_set() -> None:
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert [name for name in fetched() if name not in pinned] == []
-    assert fetched() == sorted(fetched())
-
-
 def taken_to_be_there() -> set[str]:
     """The packages that the page says are on the machine."""
     listed = re.search(r"Assumed to be there: (.*?), with their dependencies", GPU_PAGE, re.DOTALL)
@@ -357,7 +336,10 @@ def needs_of(name: str) -> set[str]:
     return {canonicalize_name(each.name) for each in wanted if not each.marker or each.marker.evaluate(ON_LINUX)}
 
 
-def test_what_halotile_needs_is_fetched_or_taken_to_be_there() -> None:
+def test_what_halotile_needs_is_fetched_in_the_tested_version_or_taken_to_be_there() -> None:
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert [name for name in fetched() if name not in pinned] == []
+    assert fetched() == sorted(fetched())
     wanted = [*project()["dependencies"], *project()["optional-dependencies"]["cuda"]]
     # The settings of pytest-timeout are in pyproject.toml, and pytest refuses those of a plug-in that is not there.
     needed = {canonicalize_name(Requirement(line).name) for line in wanted} | {"pytest-timeout"}
