@@ -26,7 +26,19 @@ from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import check_purity, probe
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
-from tests.tasks import denoising
+from tests.tasks.denoising import (
+    NETWORK_DEPTH,
+    NETWORK_WIDTH,
+    TILES,
+    Image,
+    apply,
+    dncnn_tensors,
+    image,
+    network,
+    sharpen,
+    tiles,
+    whole,
+)
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -44,12 +56,12 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "tv in noise levels": (lambda _: tv.TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
     "nlm": (lambda _: nlm.NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
     "nlm in noise levels": (lambda _: nlm.NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
-    "dncnn": (lambda file: dncnn.DnCNN(depth=denoising.NETWORK_DEPTH, width=denoising.NETWORK_WIDTH, weights=str(file)), (2,)),
+    "dncnn": (lambda file: dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
     "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
     "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
     "function": (lambda _: function.Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
-    "given function": (lambda _: function.GivenFunction(call=denoising.sharpen, depth=2), (2,)),
+    "given function": (lambda _: function.GivenFunction(call=sharpen, depth=2), (2,)),
 }  # fmt: skip
 
 
@@ -59,11 +71,11 @@ EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) i
 @pytest.mark.parametrize(("make", "dims"), EVERY)
 def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) -> None:
     """Tiles have the bits of the whole, it looks as far as it declares, is pure, keeps tiles of a batch apart, and travels."""
-    denoiser, pixels = make(dncnn_file), denoising.image(dims)
-    expected = denoising.whole(denoiser, pixels)
-    for tile in denoising.TILES[dims]:
+    denoiser, pixels = make(dncnn_file), image(dims)
+    expected = whole(denoiser, pixels)
+    for tile in TILES[dims]:
         tile = tuple(-(-n // denoiser.alignment) * denoiser.alignment for n in tile)
-        for place, result in denoising.tiles(denoiser, pixels, tile):
+        for place, result in tiles(denoiser, pixels, tile):
             assert result.tobytes() == expected[place].tobytes(), (tile, place)
     assert (denoiser.receptive_field(), denoiser.alignment) == probe(denoiser, dims)
     check_purity(denoiser, dims)
@@ -79,13 +91,13 @@ def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) 
 
 def test_double_precision_stays_double_and_a_noise_level_of_zero_keeps_the_pixel() -> None:
     for name in ("gaussian", "median 3", "median 9", "tv", "nlm", "function"):
-        denoiser, pixels = CASES[name][0](None), denoising.image(2, "float64")
-        result = denoising.whole(denoiser, pixels)
+        denoiser, pixels = CASES[name][0](None), image(2, "float64")
+        result = whole(denoiser, pixels)
         assert result.dtype == np.float64
-        np.testing.assert_allclose(result, denoising.whole(denoiser, pixels.astype(np.float32)), atol=2e-5)
+        np.testing.assert_allclose(result, whole(denoiser, pixels.astype(np.float32)), atol=2e-5)
     for name in ("tv", "nlm"):
-        kept = denoising.whole(CASES[name][0](None), denoising.image(2), sigma=np.zeros_like(denoising.image(2)))
-        np.testing.assert_allclose(kept, denoising.image(2), atol=1e-6)
+        kept = whole(CASES[name][0](None), image(2), sigma=np.zeros_like(image(2)))
+        np.testing.assert_allclose(kept, image(2), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["tv", "tv in noise levels", "nlm", "nlm in noise levels", "torch at a level"])
@@ -94,13 +106,13 @@ def test_a_noise_map_is_tiled_along(name: str) -> None:
     if denoiser.sigma is None:
         # Neither is a number in float32, nor in float64.
         denoiser = dataclasses.replace(denoiser, strength=1.7, sigma=0.13)
-    pixels = denoising.image(2)
+    pixels = image(2)
     level = np.full_like(pixels, denoiser.sigma)
-    assert np.array_equal(denoising.whole(denoiser, pixels, sigma=level), denoising.whole(denoiser, pixels))
+    assert np.array_equal(whole(denoiser, pixels, sigma=level), whole(denoiser, pixels))
     level[:, ::3] *= 0.0
-    expected = denoising.whole(denoiser, pixels, sigma=level)
+    expected = whole(denoiser, pixels, sigma=level)
     assert np.isfinite(expected).all()
-    for place, result in denoising.tiles(denoiser, pixels, (50, 64), sigma=level):
+    for place, result in tiles(denoiser, pixels, (50, 64), sigma=level):
         assert result.tobytes() == expected[place].tobytes()
 
 
@@ -111,13 +123,10 @@ def test_auto_waits_for_the_noise_level() -> None:
         assert denoiser.wants_noise_level
         assert "sigma" in denoiser.side_inputs
         with pytest.raises(ConfigError, match="the noise level of the image was not estimated"):
-            denoising.apply(denoiser, denoising.image(2))
+            apply(denoiser, image(2))
         leveled = denoiser.with_noise_level(0.2)
         assert not leveled.wants_noise_level
-        assert np.array_equal(
-            denoising.apply(leveled, denoising.image(2)),
-            denoising.apply(dataclasses.replace(denoiser, sigma=0.2), denoising.image(2)),
-        )
+        assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
@@ -174,34 +183,34 @@ JOB_OPTIONS: list[tuple[Any, dict[str, Any]]] = [
 
 def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
     for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
-        pixels = denoising.image(dims)
-        result = denoising.whole(gaussian.Gaussian(sigma=sigma, truncate=truncate), pixels)
+        pixels = image(dims)
+        result = whole(gaussian.Gaussian(sigma=sigma, truncate=truncate), pixels)
         expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
         np.testing.assert_allclose(result, expected, atol=5e-7)
     for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
-        pixels = np.round(denoising.image(dims), 2)  # with ties
+        pixels = np.round(image(dims), 2)  # with ties
         expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
-        assert np.array_equal(denoising.whole(median.Median(size=size), pixels), expected), (dims, size)
-    pixels = denoising.image(2)
+        assert np.array_equal(whole(median.Median(size=size), pixels), expected), (dims, size)
+    pixels = image(2)
     pixels[60, 70] = np.nan  # a missing pixel passes on to its windows
     for size, reach in ((3, 1), (9, 4)):
         missing = np.zeros(pixels.shape, bool)
         missing[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
-        assert np.array_equal(np.isnan(denoising.whole(median.Median(size=size), pixels)), missing)
+        assert np.array_equal(np.isnan(whole(median.Median(size=size), pixels)), missing)
 
 
 def test_tv_takes_the_steps_of_chambolle() -> None:
     from skimage.restoration import denoise_tv_chambolle
 
     for dims, steps in itertools.product((2, 3), (1, 20, 100)):
-        pixels = denoising.image(dims)
+        pixels = image(dims)
         expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
         np.testing.assert_allclose(
-            denoising.whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6
+            whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6
         )
 
 
-def weighed_by_hand(pixels: denoising.Image, at: tuple[int, int], h: float, sigma: float) -> float:
+def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
     """One pixel of non-local means with patch 5 and distance 6, written out."""
     y, x = (i + 8 for i in at)
     around = np.pad(pixels.astype(float), 8, mode="symmetric")
@@ -216,8 +225,8 @@ def weighed_by_hand(pixels: denoising.Image, at: tuple[int, int], h: float, sigm
 
 @pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
 def test_nlm_is_its_formula(strength: float, sigma: float | None) -> None:
-    pixels = denoising.image(2)
-    result = denoising.whole(nlm.NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
+    pixels = image(2)
+    result = whole(nlm.NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
     for at in ((0, 0), (60, 70), (136, 3), (7, 170)):
         expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
         assert result[at] == pytest.approx(expected, abs=2e-6), at
@@ -234,23 +243,21 @@ FLAT = [f"model.{2 * i}" for i in range(14)]
 def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
     import safetensors.torch
 
-    tensors, path = denoising.dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
+    tensors, path = dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
     save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
-    pixels = denoising.image(2)
+    pixels = image(2)
     signal = torch.from_numpy(pixels)[None, None]
     for key in keys:
         signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
         signal = signal if key == keys[-1] else signal.relu()
     stack, denoiser = signal[0, 0].numpy(), dncnn.DnCNN(depth=14, width=6, weights=str(path))
     assert denoiser.files() == (path,)
-    np.testing.assert_allclose(denoising.apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
+    np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
         changed = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
-        np.testing.assert_allclose(denoising.apply(changed, pixels), pixels + factor * stack, atol=1e-6)
-    np.testing.assert_allclose(
-        denoising.apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6
-    )
+        np.testing.assert_allclose(apply(changed, pixels), pixels + factor * stack, atol=1e-6)
+    np.testing.assert_allclose(apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6)
 
 
 MISFITS: list[tuple[dict[str, Any], str]] = [
@@ -264,26 +271,26 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: Path) -> None:
-    fitting = dncnn.DnCNN(depth=denoising.NETWORK_DEPTH, width=denoising.NETWORK_WIDTH, weights=str(dncnn_file))
+    fitting = dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
         with pytest.raises(WeightsError, match=message):
             dataclasses.replace(fitting, **options).build()
-    tensors = denoising.dncnn_tensors(FLAT)
+    tensors = dncnn_tensors(FLAT)
     del tensors["model.4.bias"]
     tensors["model.5.running_mean"] = torch.zeros(16)
     torch.save(tensors, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
-        dncnn.DnCNN(depth=14, width=denoising.NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
+        dncnn.DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
 
 
 def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
-    other = denoising.network()
+    other = network()
     nn.init.constant_(other.get_parameter("enter.bias"), 1.0)
     torch.save(other.state_dict(), tmp_path / "net.pth")
     denoiser = UserNetwork(import_="lab:network", weights=str(tmp_path / "net.pth"))
     with torch.inference_mode():
-        expected = other(torch.from_numpy(denoising.image(2))[None, None, :136, :170])[0, 0].numpy()
-    assert np.array_equal(denoising.apply(denoiser, denoising.image(2)[:136, :170]), expected)
+        expected = other(torch.from_numpy(image(2))[None, None, :136, :170])[0, 0].numpy()
+    assert np.array_equal(apply(denoiser, image(2)[:136, :170]), expected)
     torch.save({"enter.weight": torch.zeros(1)}, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match="does not fit the network of lab:network"):
         denoiser.build()
@@ -299,16 +306,15 @@ def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_functi
     ]:
         with pytest.raises(ConfigError, match=message):
             UserNetwork(import_=reference, options=options).build()
-    calls: list[Any] = [lambda image: denoising.image[1:], lambda image: 3.0]
+    calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
     for call in calls:
         with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-            denoising.apply(function.GivenFunction(call=call, depth=1), denoising.image(2))
-    pixels = denoising.image(2)
+            apply(function.GivenFunction(call=call, depth=1), image(2))
+    pixels = image(2)
     assert np.array_equal(
-        denoising.apply(function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels),
-        2 * denoising.image(2),
+        apply(function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2)
     )
-    assert np.array_equal(pixels, denoising.image(2))
+    assert np.array_equal(pixels, image(2))
 
 
 @pytest.mark.parametrize("given", ["number", "map", "strength alone"])
@@ -338,18 +344,18 @@ def test_a_huge_level_at_one_pixel_changes_no_other_and_a_tiny_strength_none(kin
     levels = torch.full_like(pixels, 0.3)
     levels[0, 0, 5, 5] = 1e15
     model: Any = kind(strength=1.0).build()
-    denoising.whole, part = model(pixels, sigma=levels), model(pixels[..., 20:], sigma=levels[..., 20:])
-    assert torch.equal(denoising.whole[..., 45:], part[..., 25:])
+    whole, part = model(pixels, sigma=levels), model(pixels[..., 20:], sigma=levels[..., 20:])
+    assert torch.equal(whole[..., 45:], part[..., 25:])
     tiny: Any = kind(strength=1e-33).build()
     assert torch.equal(tiny(1e6 * pixels), 1e6 * pixels)
 
 
 def saved(path: Path, channels: int = 1, width: int = 4, levels: int = 2) -> Path:
     torch.manual_seed(levels)
-    denoising.network = BlindUNet(channels, width, levels)
-    denoising.network.mean.fill_(0.4)
-    denoising.network.deviation.fill_(0.2)
-    save_file(denoising.network.state_dict(), path)
+    network = BlindUNet(channels, width, levels)
+    network.mean.fill_(0.4)
+    network.deviation.fill_(0.2)
+    save_file(network.state_dict(), path)
     return path
 
 
@@ -376,14 +382,14 @@ def test_tiles_of_a_unet_have_the_bits_of_the_whole(tmp_path: Path, shape: Any, 
 
 def test_training_has_the_numbers_of_its_use() -> None:
     for levels in (1, 2, 3):
-        denoising.network = BlindUNet(2, 4, levels).double()
-        denoising.image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
+        network = BlindUNet(2, 4, levels).double()
+        image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
         results = []
         for training in (True, False):
-            denoising.network.train(training)
-            part = denoising.image.clone().requires_grad_()
-            result = denoising.network(part)
-            results.append([result, *torch.autograd.grad(result, [part, *denoising.network.parameters()], weights)])
+            network.train(training)
+            part = image.clone().requires_grad_()
+            result = network(part)
+            results.append([result, *torch.autograd.grad(result, [part, *network.parameters()], weights)])
         for trained, used in zip(*results, strict=True):
             assert torch.allclose(trained, used, rtol=0, atol=1e-12 * float(used.detach().abs().max()))
 
