@@ -22,8 +22,8 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run, Tile
-from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.runs.driver import Outcome, run
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.devices.gpu import Gpu
@@ -69,7 +69,7 @@ def reporting(folder: Path, output: str, device: str, kind: str = "local", **par
     return replace(made, cluster=Choice(kind=kind, gpus=(0,) if kind == "local-cuda" else 0))
 
 
-def denoised(wanted: Denoising, cluster: RunningCluster) -> Image:
+def denoised(wanted: Denoising | Reconstruction, cluster: RunningCluster) -> Image:
     """What it writes."""
     outcome = run(make_plan(wanted), cluster=cluster)
     assert outcome.done == outcome.total > 1
@@ -214,18 +214,6 @@ def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path
         assert None not in errors.values()
 
 
-@pytest.mark.cluster
-@pytest.mark.thorough
-def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
-    plan = make_plan(tried(tmp_path, gpu))
-    outcome = run(plan, cluster=cluster)
-    assert outcome.done == outcome.total
-    assert outcome.compute_seconds > 0
-    if gpu == "cuda":
-        assert work_of(plan).tuned is not None
-        assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1
-
-
 def deblurring(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     """A deblurring with a network, of nine blocks."""
     data, weights = folder / "y.zarr", folder / "w.safetensors"
@@ -244,29 +232,26 @@ def deblurring(folder: Path, output: str, device: str, tile: Tile) -> Reconstruc
     )
 
 
-def done(wanted: Reconstruction, cluster: RunningCluster) -> tuple[Plan, Outcome, Image]:
-    """Its plan, how it ended, and what it wrote."""
-    plan = make_plan(wanted)
-    outcome = run(plan, cluster=cluster)
-    return plan, outcome, read_zarr(plan.output)
-
-
 @pytest.mark.thorough
 def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
     gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     tile = Tile(**TILE)
-    _, _, want = done(deblurring(tmp_path, "cpu.zarr", "cpu", tile), cluster)
-    _, _, got = done(deblurring(tmp_path, "gpu.zarr", gpu, tile), cluster)
-    _, _, again = done(deblurring(tmp_path, "again.zarr", gpu, tile), cluster)
+    want = denoised(deblurring(tmp_path, "cpu.zarr", "cpu", tile), cluster)
+    got, again = (denoised(deblurring(tmp_path, f"{name}.zarr", gpu, tile), cluster) for name in ("gpu", "again"))
     assert np.abs(want).max() > 0
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
     np.testing.assert_array_equal(again, got)
 
 
-def test_it_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
-    plan, outcome, _ = done(deblurring(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
+@pytest.mark.parametrize(
+    "made", [thorough(tried), lambda folder, gpu: deblurring(folder, "x.zarr", gpu, Tile(block=256))]
+)
+def test_a_run_holds_what_was_planned_of_the_gpu(made: Any, gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
+    plan = make_plan(made(tmp_path, gpu))
+    outcome = run(plan, cluster=cluster)
     assert outcome.done == outcome.total
     if gpu == "cuda":
+        assert outcome.compute_seconds > 0
         assert work_of(plan).tuned is not None
         assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1

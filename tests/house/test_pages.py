@@ -9,12 +9,9 @@ import importlib.util
 import inspect
 import pkgutil
 import re
-import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,52 +38,34 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert first["body"].split("\n")[:2] == ["$ make demo", "$ make test"]
 
 
-def test_every_fence_says_what_it_is() -> None:
-    kinds = {(page, match["kind"]) for page, match in fences()}
-    assert {kind for _, kind in kinds} <= {"console", "yaml", "python", "text"}
+def test_pages_are_short_and_every_fence_says_what_it_is_and_every_link_to_a_file_leads_somewhere() -> None:
+    assert {match["kind"] for _, match in fences()} <= {"console", "yaml", "python", "text"}
     for page in PAGES:
         text = (ROOT / page).read_text()
         assert text.count("```") == 2 * len([1 for p, _ in fences() if p == page]), f"{page}: an unclosed fence"
+        assert len(text.splitlines()) <= LONGEST.get(page, 260), page
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (ROOT / page).parent.joinpath(link).exists(), (page, link)
 
 
-def test_pages_are_short() -> None:
-    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in PAGES}
-    assert {page: length for page, length in lengths.items() if length > LONGEST.get(page, 260)} == {}
+def test_the_docs_list_every_exit_code_denoiser_extra_design_note_and_public_name() -> None:
+    def found(pattern: str, text: str) -> list[str]:
+        return re.findall(pattern, text, re.MULTILINE)
 
-
-def test_the_docs_list_every_command_and_exit_code() -> None:
-    text = (ROOT / "docs/commands.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [name for group in COMMANDS.values() for name in group]
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    names = ("commands", "denoisers", "install", "design", "api")
+    commands, denoisers, install, design, api = ((ROOT / f"docs/{name}.md").read_text() for name in names)
+    assert found(r"^\| `(\w+)` \|", commands) == [name for group in COMMANDS.values() for name in group]
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
-    assert listed == codes
-
-
-def test_the_docs_list_every_denoiser() -> None:
-    text = (ROOT / "docs/denoisers.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| (?:\*\*`\w+`.* )?\| .* \|$", text, re.MULTILINE)
+    assert {int(code) for code in found(r"^\| (\d+) \|", commands)} == codes
     ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
-    assert set(listed) == ours
+    assert set(found(r"^\| `(\w+)` \| (?:\*\*`\w+`.* )?\| .* \|$", denoisers)) == ours
     assert ours <= set(registry.names("denoisers"))
-
-
-def test_the_docs_list_every_extra() -> None:
-    text = (ROOT / "docs/install.md").read_text()
-    rows = re.findall(r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE)
-    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert listed == set(project()["optional-dependencies"])
-
-
-def test_the_docs_list_every_design_note() -> None:
-    text = (ROOT / "docs/design.md").read_text()
+    rows = found(r"^\| (`.*?) \|", install[install.index("| extra |") : install.index("## Platforms")])
+    assert {name for row in rows for name in found(r"`([\w-]+)`", row)} == set(project()["optional-dependencies"])
     notes = sorted((ROOT / "docs/design").glob("*.md"))
     titles = [f"- [{path.read_text().splitlines()[0][2:]}](design/{path.name})" for path in notes]
-    assert [line for line in text.splitlines() if line.startswith("- ")] == titles
-
-
-def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(r"^::: halotile\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*halotile.__all__, "errors"])
+    assert [line for line in design.splitlines() if line.startswith("- ")] == titles
+    assert sorted(found(r"^::: halotile\.(\w+)$", api)) == sorted([*halotile.__all__, "errors"])
 
 
 def test_a_public_module_can_be_imported_by_its_name() -> None:
@@ -105,20 +84,6 @@ def test_tests_that_the_security_page_names_exist() -> None:
     assert [name for name in sorted(named) if not any(path.endswith(name) for path in tests)] == []
 
 
-def test_folders_and_modules_that_the_architecture_names_exist() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/.]+)`", text)
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / "halotile" / name).exists()] == []
-
-
-def test_links_to_files_lead_somewhere() -> None:
-    links = [
-        (page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
-    ]
-    assert [(page, link) for page, link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
-
-
 def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
     """In noise levels: a number beside a sigma."""
     paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
@@ -133,7 +98,7 @@ def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
     assert settings == set()
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 EXAMPLES = {
@@ -195,7 +160,9 @@ def check_values(where: str, written: dict[str, Any], keys: Keys) -> None:
             assert written[key] == (list(usual) if isinstance(usual, tuple) else usual), (where, key)
 
 
-def test_the_examples_have_every_key_with_its_default(documented: dict[str, dict[str, Any]]) -> None:
+def test_the_examples_have_every_key_with_its_default_outside_of_sections_and_of_an_operator_too(
+    documented: dict[str, dict[str, Any]],
+) -> None:
     for job, section in SECTIONS:
         written, schema = dict(documented[job][section]), keys_of_job(job).sections[section]
         for key, value in ADVISED.get((job, section), {}).items():
@@ -205,20 +172,13 @@ def test_the_examples_have_every_key_with_its_default(documented: dict[str, dict
         if issubclass(schema, NamedChoice):
             keys = written_keys(schema.declared(written.pop("name")), schema)
         check_values(f"{job}: {section}", written, keys)
-
-
-def test_the_examples_have_every_key_outside_of_sections(documented: dict[str, dict[str, Any]]) -> None:
     for job in ("ptychography", "reconstruct", "samples", "simulate", "train"):
         keys = keys_of_job(job).values
         assert keys
         check_values(job, {key: documented[job][key] for key in keys}, keys)
-
-
-def test_the_examples_have_every_key_of_an_operator(documented: dict[str, dict[str, Any]]) -> None:
     for job, choice in (("reconstruct", OperatorChoice), ("samples", MeasuredOperator), ("simulate", OperatorChoice)):
         operator = dict(documented[job]["operators"][0])
-        keys = written_keys(choice.declared(operator.pop("name")), choice)
-        check_values(job, operator, keys)
+        check_values(job, operator, written_keys(choice.declared(operator.pop("name")), choice))
 
 
 def test_tables_have_every_name_with_its_options_and_mark_those_that_must_be_written() -> None:
@@ -263,21 +223,10 @@ update_parent_sizes world_size
 """
 
 
-@pytest.fixture
-def peer() -> Any:
-    """Return deepinv.distributed, where it is installed."""
-    return pytest.importorskip("deepinv.distributed")
-
-
-def modules_of(peer: Any) -> Iterator[ModuleType]:
-    for module in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}."):
-        yield importlib.import_module(module.name)
-
-
 def public_names(peer: Any) -> set[str]:
     """Functions, classes and their methods."""
     names: set[str] = set()
-    for module in modules_of(peer):
+    for module in (importlib.import_module(m.name) for m in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}.")):
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
                 continue
@@ -287,44 +236,26 @@ def public_names(peer: Any) -> set[str]:
     return {name for name in names - {"backward", "Index"} if not name.startswith("_")}
 
 
-def attributes(peer: Any) -> set[str]:
-    """Return the attributes of a context that is not open."""
-    return {name for name in vars(peer.DistributedContext()) if not name.startswith("_")}
-
-
 def keywords(function: Any) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
-def test_every_public_name_is_on_the_page(peer: Any) -> None:
-    names = public_names(peer)
-    assert {"distribute", "TilingStrategy", "map_reduce_gather", "A_vjp", "all_gather"} <= names
-    assert sorted(names - NAMED) == []
-
-
-def test_every_keyword_and_attribute_of_the_two_names_is_on_the_page(peer: Any) -> None:
-    names = keywords(peer.distribute) | keywords(peer.DistributedContext) | attributes(peer)
-    assert sorted(names - NAMED) == []
-
-
-def test_the_two_names_take_every_keyword(peer: Any) -> None:
+def test_the_two_names_take_what_those_of_deepinv_take_and_the_page_has_every_name() -> None:
     from halotile.graphs.distributed.distribute import IGNORED_KEYWORDS
 
-    assert keywords(peer.DistributedContext) <= keywords(halotile.DistributedContext)
-    assert keywords(peer.distribute) <= keywords(halotile.distribute) | set(IGNORED_KEYWORDS)
-
-
-def test_a_context_has_every_attribute_and_method(peer: Any) -> None:
-    ours = halotile.DistributedContext(device_mode="cpu")
-    methods = {name for name, value in vars(peer.DistributedContext).items() if callable(value)}
-    expected = attributes(peer) | {name for name in methods if not name.startswith("_")}
-    assert [name for name in sorted(expected) if not hasattr(ours, name)] == []
-
-
-def test_new_keywords_are_on_the_page() -> None:
-    ours = keywords(halotile.distribute) | keywords(halotile.DistributedContext)
-    assert sorted(ours - NAMED) == []
+    ours = keywords(halotile.distribute), keywords(halotile.DistributedContext)
+    assert sorted(set.union(*ours) - NAMED) == []
+    peer = pytest.importorskip("deepinv.distributed")
+    names, theirs = public_names(peer), (keywords(peer.distribute), keywords(peer.DistributedContext))
+    assert {"distribute", "TilingStrategy", "map_reduce_gather", "A_vjp", "all_gather"} <= names
+    expected = {name for name in vars(peer.DistributedContext()) if not name.startswith("_")}  # of one that is not open
+    assert sorted((names | expected).union(*theirs) - NAMED) == []
+    assert theirs[0] <= ours[0] | set(IGNORED_KEYWORDS)
+    assert theirs[1] <= ours[1]
+    expected |= {n for n, value in vars(peer.DistributedContext).items() if callable(value) and not n.startswith("_")}
+    context = halotile.DistributedContext(device_mode="cpu")
+    assert [name for name in sorted(expected) if not hasattr(context, name)] == []
 
 
 def rows(title: str) -> list[list[str]]:
@@ -376,12 +307,6 @@ def fetched() -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-def test_every_package_has_a_version_in_the_tested_set() -> None:
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert [name for name in fetched() if name not in pinned] == []
-    assert fetched() == sorted(fetched())
-
-
 def taken_to_be_there() -> set[str]:
     """The packages that the page says are on the machine."""
     listed = re.search(r"Assumed to be there: (.*?), with their dependencies", GPU_PAGE, re.DOTALL)
@@ -398,9 +323,11 @@ def needs_of(name: str) -> set[str]:
     return {canonicalize_name(each.name) for each in wanted if not each.marker or each.marker.evaluate(ON_LINUX)}
 
 
-def test_what_halotile_needs_is_fetched_or_taken_to_be_there() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+def test_what_halotile_needs_is_fetched_in_the_tested_version_or_taken_to_be_there() -> None:
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert [name for name in fetched() if name not in pinned] == []
+    assert fetched() == sorted(fetched())
+    wanted = [*project()["dependencies"], *project()["optional-dependencies"]["cuda"]]
     # The settings of pytest-timeout are in pyproject.toml, and pytest refuses those of a plug-in that is not there.
     needed = {canonicalize_name(Requirement(line).name) for line in wanted} | {"pytest-timeout"}
     for name in fetched():

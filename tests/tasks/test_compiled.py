@@ -11,19 +11,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from halotile.tasks.denoisers import median
+from halotile.tasks.denoisers import gaussian, median, tv
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.compiled import library as compiled
-from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans, exponential_
-from halotile.tasks.denoisers.tv import TotalVariation
 from tests.cases import thorough
 
 FILTERS = [
-    *(Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)), Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
-    *(Median(size=size) for size in (3, 5, 7, 9, 17)), thorough(Median(size=15)),
-    *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)), TotalVariation(strength=2.0, sigma=0.1),
+    *(gaussian.Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)), gaussian.Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
+    *(median.Median(size=size) for size in (3, 5, 7, 9, 17)), thorough(median.Median(size=15)),
+    *(tv.TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)), tv.TotalVariation(strength=2.0, sigma=0.1),
     NonLocalMeans(strength=0.8, sigma=0.3),
     *(NonLocalMeans(strength=0.5, patch=edge, distance=2) for edge in range(1, 16, 2)),
     *(NonLocalMeans(strength=0.5, distance=9, spacing=spacing) for spacing in ((1.0, 2.0), (2.0, 1.0))),
@@ -88,14 +85,16 @@ def test_large_medians_follow_steps_and_ties_and_go_far(size: int, monkeypatch: 
         images += [narrow.expand(300, 330).float(), narrow + noise / 20, 5 * narrow - noise]
     for image in images:
         batch = image[None, None].contiguous()
-        assert same_bits(Median(size=size).build()(batch), on_tensors(Median(size=size), batch, monkeypatch))
+        assert same_bits(
+            median.Median(size=size).build()(batch), on_tensors(median.Median(size=size), batch, monkeypatch)
+        )
 
 
 def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     FailingLibrary.called.clear()
     monkeypatch.setattr(compiled, "library", FailingLibrary)
-    medians = Median(size=3), Median(size=9)
-    for denoiser in (Gaussian(sigma=1), *medians, TotalVariation(strength=1), NonLocalMeans(strength=1)):
+    medians = median.Median(size=3), median.Median(size=9)
+    for denoiser in (gaussian.Gaussian(sigma=1), *medians, tv.TotalVariation(strength=1), NonLocalMeans(strength=1)):
         with pytest.raises(MemoryError, match="could not get its memory"):
             denoiser.build()(torch.ones(1, 1, 8, 8))
     assert FailingLibrary.called == ["smooth", "median_3", "median_of", "total_variation", "nonlocal_means"]
@@ -105,11 +104,11 @@ def test_what_they_do_not_take_is_done_on_tensors(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiled, "library", FailingLibrary)
     derived = torch.ones(1, 1, 8, 8, requires_grad=True)
     for denoiser, image in [
-        (Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
-        (Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
-        (Median(size=3), derived),
-        (Median(size=17), torch.ones(1, 1, 3, 20, 20)),
-        (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
+        (gaussian.Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
+        (gaussian.Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
+        (median.Median(size=3), derived),
+        (median.Median(size=17), torch.ones(1, 1, 3, 20, 20)),
+        (tv.TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
         (NonLocalMeans(strength=1), derived),
     ]:
         result = denoiser.build()(image)
@@ -119,16 +118,16 @@ def test_what_they_do_not_take_is_done_on_tensors(monkeypatch: pytest.MonkeyPatc
 
 def test_planes_with_too_many_pixels_for_ranks_are_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     image = torch.randn(1, 1, 12, 22, generator=torch.Generator().manual_seed(1))
-    expected = on_tensors(Median(size=9), image, monkeypatch)
+    expected = on_tensors(median.Median(size=9), image, monkeypatch)
     monkeypatch.setattr(compiled, "library", FailingLibrary)
     monkeypatch.setattr(median, "MOST_RANKS", 20 * 30 - 1)
-    assert same_bits(Median(size=9).build()(image), expected)
+    assert same_bits(median.Median(size=9).build()(image), expected)
     monkeypatch.setattr(median, "MOST_RANKS", 20 * 30)
     with pytest.raises(MemoryError):
-        Median(size=9).build()(image)
+        median.Median(size=9).build()(image)
 
 
-@pytest.mark.parametrize("filter_of", [TotalVariation, NonLocalMeans])
+@pytest.mark.parametrize("filter_of", [tv.TotalVariation, NonLocalMeans])
 def test_one_noise_level_in_a_map_is_one_number(filter_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     image = torch.randn(2, 1, 30, 40, generator=torch.Generator().manual_seed(1))
     known, by_map = filter_of(strength=1.0, sigma=0.25), filter_of(strength=1.0, sigma="auto")

@@ -27,7 +27,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.none import NoDenoising
 from halotile.tasks.devices.device import Device
-from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, windows_of
+from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, cut_evenly, windows_of
 from halotile.tasks.operators.base import InMemory
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -38,9 +38,7 @@ def tiling(**changes: Any) -> Tiling:
 
 def blur(batch: torch.Tensor) -> torch.Tensor:
     """Mean over 7x7, zero outside the window: looks 3 pixels far."""
-    channels = batch.shape[1]
-    kernel = torch.full((channels, 1, 7, 7), 1 / 49, dtype=batch.dtype)
-    return torch.nn.functional.conv2d(batch, kernel, padding=3, groups=channels)
+    return torch.nn.functional.avg_pool2d(batch, 7, 1, 3)
 
 
 def run(pixels: Any, model: Any, settings_: Tiling, core: Region | None = None) -> Any:
@@ -72,6 +70,7 @@ def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, d
 def test_windows_share_one_shape_and_are_never_shorter_than_the_least() -> None:
     whole = Region.whole((100, 120))
     assert len({window.reach.shape for window in windows_of(whole, whole, (2,), tiling())}) == 1
+    assert cut_evenly(0, 100, 64, 8) == [(0, 56), (56, 100)]  # the fewest
     for least in (1, 40, 90, 500):
         for window in windows_of(whole, whole, (), tiling(least=(least, least))):
             assert window.reach.shape >= (min(least, 100), min(least, 120))

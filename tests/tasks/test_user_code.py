@@ -37,19 +37,6 @@ def by_closure(factor: Any) -> Callable[[Any], Any]:
     return lambda image: image * factor
 
 
-def by_nested_closure(factor: Any) -> Callable[[Any], Any]:
-    inner = by_closure(factor)
-    return lambda image: inner(image) + 1
-
-
-def by_default(factor: Any) -> Callable[[Any], Any]:
-    return lambda image, factor=factor: image * factor  # type: ignore[misc]
-
-
-def by_keyword_default(factor: Any) -> Callable[[Any], Any]:
-    return lambda image, *, factor=factor: image * factor  # type: ignore[misc]
-
-
 class Times:
     offset = 0
 
@@ -74,7 +61,8 @@ class Slotted:
 
 
 MAKERS: list[Callable[[Any], Any]] = [
-    *(by_closure, by_nested_closure, by_default, by_keyword_default, Times, Slotted),
+    by_closure, Times, Slotted, lambda f: (lambda inner: lambda image: inner(image) + 1)(by_closure(f)),
+    lambda f: lambda image, factor=f: image * factor, lambda f: lambda image, *, factor=f: image * factor,
     *(lambda f: functools.partial(np.multiply, f), lambda f: Times(f).method, lambda f: functools.lru_cache(by_closure(f))),
 ]  # fmt: skip
 
@@ -274,15 +262,12 @@ def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Pat
         build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
 
 
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_code_that_is_edited_meanwhile_stays_or_is_refused_by_later_workers(module: Path, has_begun: bool) -> None:
+def test_code_that_is_edited_meanwhile_stays_or_is_refused_by_later_workers(module: Path) -> None:
     requested = of("first_code:one")
-    if has_begun:
-        build_sealed(*requested)
+    build_sealed(*requested)
     module.write_text("FACTOR = 100\n")
-    if has_begun:
-        build_sealed(*requested)
-        return
+    build_sealed(*requested)
+    provenance._digest_at_first.cache_clear()
     with pytest.raises(ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"):
         build_sealed(*requested)
 

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 from distributed.protocol.pickle import dumps, loads
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.storage.grid import Region
-from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
+from halotile.tasks.operators.base import InMemory, OperatorKind
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.mask import Mask
-from tests.tasks.operators.test_operators import TOLERANCE, check_adjoint, kernel, numbers, some_regions
+from tests.tasks.operators.test_operators import TOLERANCE, check_adjoint, kernel, numbers, pair, some_regions, whole
 
 physics = pytest.importorskip("deepinv.physics")
 
@@ -85,27 +83,13 @@ CASES = {name: (operator, IMAGE) for name, (operator, _) in OURS.items()} | {
 }
 
 
-def pair(name: str, dtype: str) -> tuple[Any, Any, Readable, Readable]:
-    operator, image = CASES[name]
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal(image).astype(dtype)
-    y = rng.standard_normal(operator.measured(image)).astype(dtype)
-    return x, y, operator.forward(InMemory(x)), operator.adjoint(InMemory(y), image)
-
-
-def whole(source: Readable) -> NDArray[Any]:
-    return np.asarray(read_all(source))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: str) -> None:
     for dtype, tolerance in TOLERANCE.items():
-        x, y, forward, adjoint = pair(name, dtype)
+        x, y, forward, adjoint = pair(CASES[name][0], dtype, CASES[name][1])
         wholes = whole(forward), whole(adjoint)
-        assert (forward.shape, adjoint.shape) == (y.shape, x.shape)
-        assert forward.dtype == adjoint.dtype == np.dtype(dtype)
         check_adjoint((x, y, *wholes), dtype, TOLERANCE["float32"] if name in SINGLE_ONLY else tolerance)
-    x, y, forward, adjoint = pair(name, "float32")
+    x, y, forward, adjoint = pair(CASES[name][0], "float32", CASES[name][1])
     windows = name in GENERIC and CASES[name][0].kind == "local"
     for source in (forward, adjoint):
         everything = whole(source)
@@ -120,13 +104,13 @@ def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: s
 def test_what_is_ours_becomes_ours_what_another_sees_is_found_out_and_both_measure_what_deepinv_does() -> None:
     for name, (operator, kind) in OURS.items():
         assert (type(operator.replacement), operator.kind) == (kind, "local"), name
-        x, _, forward, _ = pair(name, "float32")
+        x, _, forward, _ = pair(CASES[name][0], "float32")
         there = operator.calls.forward(x)
         assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max(), name
     for name, (operator, seen, reach, _) in GENERIC.items():
         assert (operator.replacement, operator.kind, operator.reach) == (None, seen, reach), name
     for name in ("differences", "MRI", "MRI with several coils"):
-        x, _, forward, _ = pair(name, "float32")
+        x, _, forward, _ = pair(CASES[name][0], "float32")
         there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
         assert np.array_equal(whole(forward), there), name
 
