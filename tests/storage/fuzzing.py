@@ -96,35 +96,25 @@ def _write_jpeg(folder: Path) -> None:
     image.save(folder / "exif.jpg", exif=exif)
 
 
-def _write_zarr2(folder: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "zstd": {"compressors": numcodecs.Zstd()},
-        "blosc": {"compressors": numcodecs.Blosc()},
-        "raw": {"compressors": None},
-        "turned": {"compressors": numcodecs.Zlib(), "order": "F", "dtype": ">u2"},
-        "delta": {"compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<u2")]},
-    }
+ZARR2: dict[str, dict[str, Any]] = {
+    "zstd": {"compressors": numcodecs.Zstd()}, "blosc": {"compressors": numcodecs.Blosc()}, "raw": {"compressors": None},
+    "turned": {"compressors": numcodecs.Zlib(), "order": "F", "dtype": ">u2"},
+    "delta": {"compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<u2")]},
+}  # fmt: skip
+ZARR3: dict[str, dict[str, Any]] = {
+    "zstd": {}, "blosc": {"compressors": zarr.codecs.BloscCodec()}, "sharded": {"shards": (1, 32, 32)},
+    "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
+    "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
+}  # fmt: skip
+
+
+def _write_zarr(folder: Path, version: Any, kinds: dict[str, dict[str, Any]]) -> None:
+    usual = {"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2", "zarr_format": version}
     for name, options in kinds.items():
-        _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
-
-
-def _write_zarr3(folder: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "zstd": {},
-        "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
-        "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
-        "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
-        "sharded": {"shards": (1, 32, 32)},
-    }
-    for name, options in kinds.items():
-        _write_array(folder / f"{name}.zarr", **options)
-    _write_output(folder / "ours.zarr", ome=False)
-
-
-def _write_array(path: Path, **options: Any) -> None:
-    usual = {"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2"}
-    zarr.create_array(path, **usual | options)[...] = _PIXELS
+        zarr.create_array(folder / f"{name}.zarr", **usual | options)[...] = _PIXELS
+    if version == 3:
+        _write_output(folder / "ours.zarr", ome=False)
 
 
 def _write_ome_zarr(folder: Path) -> None:
@@ -147,18 +137,9 @@ def _write_output(path: Path, *, ome: bool) -> None:
     ShardWriter(path, layout).write(Region.whole(_PIXELS.shape), _PIXELS)
 
 
-def _read_tiff(path: Path) -> Any:
-    with tifffile.TiffFile(path) as file:
-        return file.series[0].asarray()
-
-
 def _read_hdf5(path: Path) -> Any:
     with h5py.File(path) as file:
         return file["image"][...]
-
-
-def _read_png(path: Path) -> Any:
-    return imagecodecs.png_decode(path.read_bytes())
 
 
 def _read_jpeg(path: Path) -> Any:
@@ -277,9 +258,10 @@ def _write_scan_zarr(folder: Path) -> None:
 
 
 IMAGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, _read_tiff),
-    "ome-tiff": (_write_ome_tiff, _read_tiff), "png": (_write_png, _read_png), "jpeg": (_write_jpeg, _read_jpeg),
-    "czi": (_write_czi, _read_czi), "zarr-v2": (_write_zarr2, _read_zarr), "zarr-v3": (_write_zarr3, _read_zarr),
+    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, partial(tifffile.imread, series=0)),
+    "ome-tiff": (_write_ome_tiff, partial(tifffile.imread, series=0)), "png": (_write_png, lambda path: imagecodecs.png_decode(path.read_bytes())), "jpeg": (_write_jpeg, _read_jpeg),
+    "czi": (_write_czi, _read_czi), "zarr-v2": (partial(_write_zarr, version=2, kinds=ZARR2), _read_zarr),
+    "zarr-v3": (partial(_write_zarr, version=3, kinds=ZARR3), _read_zarr),
     "ome-zarr": (_write_ome_zarr, _read_zarr),
 }  # fmt: skip
 

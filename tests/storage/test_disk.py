@@ -22,30 +22,22 @@ from halotile.storage.io_threads import IoThreads
 from halotile.storage.run_directory.json_files import with_checksum
 
 
-class Log(Disk):
-    """A disk that records its system calls with the names of the files."""
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that change a disk, with the names of the files."""
+    noted: list[str] = []
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
+    def note(name: str, call: Any) -> Any:
+        def noting(disk: Disk, place: Any, *rest: Any) -> Any:
+            path = place if isinstance(place, Path) else Path(os.readlink(f"/proc/self/fd/{place}"))
+            noted.append(f"{name} {path.name.partition('.')[0]}")
+            return call(disk, place, *rest)
 
-    def _note(self, call: str, place: int | Path) -> None:
-        path = place if isinstance(place, Path) else Path(os.readlink(f"/proc/self/fd/{place}"))
-        self.calls.append(f"{call} {path.name.partition('.')[0]}")
+        return noting
 
-    def _write(self, fd: int, buffers: Buffers) -> int:
-        self._note("write", fd)
-        return super()._write(fd, buffers)
-
-    def _fsync(self, fd: int) -> None:
-        self._note("fsync", fd)
-
-    def _replace(self, old: Path, new: Path) -> None:
-        self._note("rename", new)
-        super()._replace(old, new)
-
-    def _mkdir(self, path: Path, mode: int) -> None:
-        self._note("mkdir", path)
-        super()._mkdir(path, mode)
+    for name in ("_write", "_fsync", "_replace", "_mkdir"):
+        monkeypatch.setattr(Disk, name, note(name[1:], getattr(Disk, name)))
+    return noted
 
 
 class Full(Disk):
@@ -74,13 +66,17 @@ def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["a"]
 
 
-def test_data_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path) -> None:
-    directory = tmp_path / "d"
-    directory.mkdir()
-    for sync, calls in ((True, ["write a", "fsync a", "rename a", "fsync d"]), (False, ["write a", "rename a"])):
-        log = Log()
-        log.write_file(directory / "a", [b"1"], sync=sync)
-        assert log.calls == calls
+def test_data_are_synced_before_the_rename_and_directories_after_from_the_top(tmp_path: Path, calls: list[str]) -> None:
+    (top := tmp_path / "top").mkdir()
+    rows = {True: ["write a", "fsync a", "replace a", "fsync top"], False: ["write a", "replace a"]}
+    for sync, expected in rows.items():
+        calls.clear()
+        DISK.write_file(top / "a", [b"1"], sync=sync)
+        assert calls == expected
+    for expected in (["mkdir b", "fsync top", "mkdir c", "fsync b"], ["fsync b"]):  # another process may have made it
+        calls.clear()
+        DISK.make_directory(top / "b" / "c", 0o700)
+        assert (calls[-len(expected) :], (top / "b" / "c").stat().st_mode & 0o777) == (expected, 0o700)
 
 
 def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
@@ -94,15 +90,6 @@ def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Pa
     with pytest.raises(ValueError, match="no more"):
         DISK.write_files(files())
     assert ((tmp_path / "a").read_bytes(), os.listdir(tmp_path)) == (b"old", ["a"])
-
-
-def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    for calls in (["mkdir a", "fsync top", "mkdir b", "fsync a"], ["fsync a"]):  # another process may have made it
-        log = Log()
-        log.make_directory(top / "a" / "b", 0o700)
-        assert (log.calls[-len(calls) :], (top / "a" / "b").stat().st_mode & 0o777) == (calls, 0o700)
 
 
 def test_an_append_neither_creates_a_file_nor_follows_a_symlink(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ from halotile.storage.sharded import ownership
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
 from halotile.storage.sharded.ownership import find_foreign_entry, mark_complete, metadata_problems
 from tests.cases import in_folders
-from tests.storage.outputs import OME, PLAIN, noise, written
+from tests.storage.outputs import OME, PLAIN, noise, write_blocks, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
-from tests.support import job_of, noisy_image, read_zarr, run_inline
+from tests.support import noisy_image
 
 
 def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
@@ -203,10 +203,7 @@ def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = Tru
     """An image of 2 x 2 shards; as an OME-Zarr with a second level of 2 x 2."""
     layout = Layout((64, 64), "uint8", (32, 32), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), ome)
     layout = replace(layout, levels=2, factor=(2, 2), block=(32, 32)) if ome else layout
-    create_output(place, layout)
-    writer = ShardWriter(place, layout)
-    for block in layout.grid:
-        writer.write(block.core, PIXELS[block.core.slices])
+    write_blocks(place, layout, PIXELS)
     if complete:
         mark_complete(place, layout)
     return layout
@@ -470,15 +467,6 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
         return
     with serving(tmp_path) as url:
         yield url, zarr.create_array(tmp_path / "a.zarr", data=SCENE, chunks=(64, 64))
-
-
-def test_a_job_reads_it_as_from_a_disk(stored: tuple[str, Any], tmp_path: Path) -> None:
-    url, array = stored
-    np.save(tmp_path / "a.npy", SCENE)
-    options = {"strength": 0.1}
-    expected = run_inline(job_of(tmp_path / "a.npy", tmp_path / "expected.zarr", "tv", options))
-    np.testing.assert_array_equal(run_inline(job_of(url, tmp_path / "out.zarr", "tv", options)), expected)
-    assert read_zarr(tmp_path / "out.zarr").shape == array.shape
 
 
 def test_a_dataset_is_an_image_of_a_root_or_a_level_of_one(stored: tuple[str, Any]) -> None:

@@ -281,10 +281,15 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_hdf5(tmp_path, make_image((4, 4), "uint8"))
-    for module, extra, asked in (("h5py", "hdf5", path), ("obstore.store", "s3", "s3://bucket/a.zarr")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(MissingPackage, match=rf'pip install "halotile\[{extra}\]"'):
-            open_source(asked)
+    for form in ("png", "jpeg"):
+        IMAGES[form][0](tmp_path)
+    images = [("imagecodecs", "rgb.png"), ("imagecodecs", "rgb.jpg"), ("PIL.JpegImagePlugin", "rgb.jpg")]
+    rows: list[tuple[str, str, Any]] = [("h5py", "hdf5", path), ("obstore.store", "s3", "s3://bucket/a.zarr")]
+    for module, extra, asked in rows + [(module, "images", tmp_path / name) for module, name in images]:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(MissingPackage, match=rf'pip install "halotile\[{extra}\]"'):
+                open_source(asked)
 
 
 DEFAULTS = [
