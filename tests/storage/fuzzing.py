@@ -45,7 +45,6 @@ MEMORY_BYTES = 4 * 2**30
 _PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
 _PATTERNS = np.random.default_rng(7).poisson(20, (15, 8, 8)).astype("u2")
 _PLACES = np.indices((3, 5)).reshape(2, -1).T * 2e-7
-_PLACE = {"type": "translation", "translation": [0, 5, 5]}
 
 
 def _write_npy(folder: Path) -> None:
@@ -121,7 +120,8 @@ def _write_ome_zarr(folder: Path) -> None:
     _write_output(folder / "ours.zarr", ome=True)
     for version in (2, 3):
         group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
-        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]}
+        place = {"type": "translation", "translation": [0, 5, 5]}
+        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, place]}
         axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
         image = {"axes": axes, "datasets": [{"path": "0"} | moved], **moved}
         channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
@@ -316,15 +316,12 @@ def is_json(file: Path) -> bool:
     return file.name == "zarr.json" or file.name.startswith(".z")
 
 
-def is_hdf5(file: Path) -> bool:
-    """Return True for a scan in an HDF5 file, of which whole values are changed as well."""
-    return file.suffix in (".cxi", ".ptyd")
-
-
 def edits(file: Path) -> st.SearchStrategy[list[Edit]]:
     """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
-    values = st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if is_hdf5(file) else None
+    values = (
+        st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if file.suffix in (".cxi", ".ptyd") else None
+    )
     return some if values is None else st.lists(values, min_size=1, max_size=2) | some
 
 
@@ -332,7 +329,9 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
     """Put something odd in place of a value or a group."""
     memory = io.BytesIO(content)
     with h5py.File(memory, "r+") as file:
-        names = hdf5_names(file)
+        names = list(file)
+        file.visit(names.append)
+        names = sorted(set(names))
         name = names[place % len(names)] if names else "data"
         is_hard = isinstance(file.get(name, getlink=True), h5py.HardLink)
         shape = (file[name].shape or ()) if (is_hard and isinstance(file[name], h5py.Dataset)) else ()
@@ -340,13 +339,6 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
             del file[name]
         ODD_HDF5[odd](file, name, shape)
     return memory.getvalue()
-
-
-def hdf5_names(file: Any) -> list[str]:
-    """Every group, dataset and link."""
-    names = list(file)
-    file.visit(names.append)
-    return sorted(set(names))
 
 
 def edited(content: bytes, changes: list[Edit]) -> bytes:

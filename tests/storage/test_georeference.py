@@ -241,16 +241,13 @@ def test_a_photograph_of_the_ground_stays_one_and_a_fourth_band_is_no_opacity(tm
         assert np.abs(read.astype(int) - pixels[:, 5:60, 7:50]).max() < 4
 
 
-GHOST_BYTES = 300
-"""GDAL notes the layout of the file before its first directory."""
-
-
 def layout_problems(path: Path) -> list[str]:
     """The rules by which GDAL calls a GeoTIFF cloud optimized."""
     with tifffile.TiffFile(path) as file:
         pages: list[Any] = list(file.pages)
     directories, pixels = [page.offset for page in pages], [page.dataoffsets[0] for page in pages]
-    starts = directories[0] <= GHOST_BYTES and directories == sorted(directories)
+    # GDAL notes the layout of the file before its first directory.
+    starts = directories[0] <= 300 and directories == sorted(directories)
     rules = {
         f"directories at {directories}: not the finest first, from the start of the file": starts,
         f"pixels at {pixels}: not the coarsest first": pixels == sorted(pixels, reverse=True),

@@ -266,14 +266,11 @@ def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change
     assert (again.warning, again.digest(3), again.digest(8)) == ("", b"wave", b"late")
 
 
-MEMBERS = st.lists(st.integers(0, 60))
-
-
-STEPS = st.lists(st.tuples(st.booleans(), MEMBERS | st.builds(range, st.integers(0, 60), st.integers(0, 60))))
+MEMBERS = st.lists(st.integers(0, 60)) | st.builds(range, st.integers(0, 60), st.integers(0, 60))
 
 
 @settings(deadline=None, max_examples=300)
-@given(STEPS, st.integers(0, 80))
+@given(st.lists(st.tuples(st.booleans(), MEMBERS)), st.integers(0, 80))
 def test_numbers_are_those_of_a_set_and_come_back_from_text(steps: list[tuple[bool, Any]], total: int) -> None:
     runs, model = RangeSet(), set[int]()
     for adds, numbers in steps:

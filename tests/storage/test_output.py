@@ -472,8 +472,5 @@ def test_a_lost_or_foreign_shard_of_a_level_is_found(tmp_path: Path) -> None:
     assert "a shard of another place or time" in problem
     one.unlink()
     assert output.check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core) == [f"{one}: the shard is missing"]
-    (tmp_path / "a.zarr" / "1" / "zarr.json").unlink()
-    problems = list(ownership.metadata_problems(tmp_path / "a.zarr", layout, lambda: True))
-    assert problems == [f"metadata: {tmp_path}/a.zarr/1/zarr.json is missing"]
     with pytest.raises(ConfigError, match="not a whole number of shards"):
         writer.write(Region((32, 0), (64, 64)), np.zeros((32, 64), "float32"))
