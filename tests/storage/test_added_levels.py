@@ -23,6 +23,7 @@ from halotile.storage.images import added_levels
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import layout
+from halotile.storage.sharded.output import open_output
 from halotile.storage.sharded.ownership import remove_added_levels
 from tests.cases import all_of, in_folders, thorough
 from tests.storage.outputs import OME, image_of, stored_levels, written
@@ -253,6 +254,19 @@ def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="has shards within shards, or other codecs before them"):
             add_levels(path)
         assert sorted(os.listdir(path)) == ["0", "zarr.json"]
+
+
+def test_the_layout_of_an_output_is_known_with_added_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "LARGEST_TOP", 4)
+    some, found = OME.in_levels((1, 1, 16, 16), 2), []
+    assert some.levels == 2
+    for path, made in ((tmp_path / "a.zarr", OME), (tmp_path / "b.zarr", some)):
+        written(path, made)
+        add_levels(path)
+        found.append(stored_levels(path))
+        assert open_output(path) == made
+    assert len(found[0]) == 4
+    check_equal(tmp_path / "b.zarr", found[0])
 
 
 def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
