@@ -16,7 +16,6 @@ import pytest
 
 from halotile.errors import InputError
 from halotile.storage import cache
-from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.disk.durable import DISK, Buffers, Disk, remove_partials
 from halotile.storage.io_threads import IoThreads
 from halotile.storage.run_directory.json_files import with_checksum
@@ -195,11 +194,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_entry_is_private_and_under_its_key_only_and_a_damaged_one_is_replaced(folder: Path) -> None:
     damaged = (lambda old: old[:-3], lambda old: old.replace(b"1", b"7"), lambda _: b"", lambda _: os.urandom(200))
     for damage in (*damaged, lambda _: b"0" * 2**17):
-        write_cached(KEY, [1])
+        cache.write_cached(KEY, [1])
         (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
-        assert read_cached(KEY) is read_cached(OTHER) is None
-        write_cached(KEY, [2])
-        assert read_cached(KEY) == [2]
+        assert cache.read_cached(KEY) is cache.read_cached(OTHER) is None
+        cache.write_cached(KEY, [2])
+        assert cache.read_cached(KEY) == [2]
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / KEY)] == [0o700, 0o600]
 
 
@@ -216,8 +215,8 @@ def test_a_folder_that_others_write_to_is_not_used(folder: Path, kind: str) -> N
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(folder, 65534, 65534)
-    write_cached(KEY, 1)
-    assert (read_cached(KEY) == 1) is (kind == "closed to others")
+    cache.write_cached(KEY, 1)
+    assert (cache.read_cached(KEY) == 1) is (kind == "closed to others")
 
 
 @pytest.mark.usefixtures("homeless")
@@ -225,14 +224,14 @@ def test_a_missing_home_or_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     for home in (None, "/dev/null"):
         if home:
             monkeypatch.setenv("XDG_CACHE_HOME", home)
-        write_cached(KEY, 1)
-        assert read_cached(KEY) is None
+        cache.write_cached(KEY, 1)
+        assert cache.read_cached(KEY) is None
 
 
 def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     def turn(number: int) -> Any:
-        write_cached(KEY, [number] * 100)
-        return read_cached(KEY)
+        cache.write_cached(KEY, [number] * 100)
+        return cache.read_cached(KEY)
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(turn, range(200)))
@@ -242,15 +241,15 @@ def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
 
 def test_too_many_and_too_long_entries_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = "0" * (cache.MOST_BYTES - len(with_checksum(b'""')))
-    write_cached(KEY, longest)
-    assert read_cached(KEY) == longest
-    write_cached(OTHER, longest + "0")
+    cache.write_cached(KEY, longest)
+    assert cache.read_cached(KEY) == longest
+    cache.write_cached(OTHER, longest + "0")
     assert os.listdir(folder) == [KEY]
     os.utime(folder / KEY, (0, 0))
     monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
-        write_cached(f"{number:064d}", number)
+        cache.write_cached(f"{number:064d}", number)
         os.utime(folder / f"{number:064d}", (number, number))
     assert len(os.listdir(folder)) <= 10
-    assert read_cached(f"{11:064d}") == 11
-    assert read_cached(f"{0:064d}") is None
+    assert cache.read_cached(f"{11:064d}") == 11
+    assert cache.read_cached(f"{0:064d}") is None

@@ -515,26 +515,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree_at(root / "a.zarr")
 
 
-def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> list[Call | Sync]:
+def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> RecordingDisk:
     root.mkdir()
     disk = RecordingDisk(root, loses=loses)
     drive(root, disk, hasty=hasty)
-    return disk.log
+    return disk
 
 
 def test_no_power_cut_loses_a_journalled_block_or_changes_the_result(tmp_path: Path, undisturbed: Tree) -> None:
-    trees = after_every_cut(recorded(tmp_path / "job"))
+    trees = after_every_cut(recorded(tmp_path / "job").log)
     assert len(trees) > 200
     assert failures(trees, tmp_path, undisturbed) == []
     # The check sees a run that marks blocks before it writes them.
-    assert failures(after_every_cut(recorded(tmp_path / "hasty", hasty=True)), tmp_path / "hasty", undisturbed)
+    assert failures(after_every_cut(recorded(tmp_path / "hasty", hasty=True).log), tmp_path / "hasty", undisturbed)
 
 
 def test_no_power_cut_while_starting_over_does_harm(tmp_path: Path, undisturbed: Tree) -> None:
-    root = tmp_path / "job"
-    root.mkdir()
-    disk = RecordingDisk(root)
-    drive(root, disk)
+    disk = recorded(root := tmp_path / "job")
     first = len(disk.log)
     RunDirectory(root / "a.zarr.run", disk).forget()
     drive(root, disk)
@@ -558,4 +555,4 @@ LOSSES: dict[str, Callable[[Path], bool]] = {
 
 @pytest.mark.parametrize("loses", LOSSES.values(), ids=LOSSES)
 def test_a_missing_kind_of_fsync_is_caught(tmp_path: Path, undisturbed: Tree, loses: Callable[[Path], bool]) -> None:
-    assert failures(after_every_cut(recorded(tmp_path / "job", loses=loses)), tmp_path, undisturbed)
+    assert failures(after_every_cut(recorded(tmp_path / "job", loses=loses).log), tmp_path, undisturbed)

@@ -37,7 +37,6 @@ from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import ownership
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
-from halotile.storage.sharded.ownership import find_foreign_entry, mark_complete, metadata_problems
 from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, write_blocks, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
@@ -205,7 +204,7 @@ def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = Tru
     layout = replace(layout, levels=2, factor=(2, 2), block=(32, 32)) if ome else layout
     write_blocks(place, layout, PIXELS)
     if complete:
-        mark_complete(place, layout)
+        ownership.mark_complete(place, layout)
     return layout
 
 
@@ -215,9 +214,11 @@ def test_a_lost_shard_is_an_error_in_every_level(tmp_path: Path, monkeypatch: py
     layout = finished(path, ome=True)
     assert ownership.is_marked(path)
     before = (path / "zarr.json").stat().st_mtime_ns
-    mark_complete(path, layout)
+    ownership.mark_complete(path, layout)
     assert (path / "zarr.json").stat().st_mtime_ns == before
-    assert (metadata_problems(path, layout), find_foreign_entry(path, layout)) == ([], ""), "the mark is the run's own"
+    assert (ownership.metadata_problems(path, layout), ownership.find_foreign_entry(path, layout)) == ([], ""), (
+        "the mark is the run's own"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} is looked for, although its end was read"))
         check_whole(str(path))
@@ -282,7 +283,7 @@ def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: Object
     assert isinstance(place, ObjectPath)
     layout, zeros = finished(place, complete=False), np.zeros((32, 32), "uint8")
     ShardWriter(place, layout).write(layout.grid.block_at(0).core, zeros)
-    mark_complete(place, layout)
+    ownership.mark_complete(place, layout)
     source = open_source(str(place))
     np.testing.assert_array_equal(source[:, 32:], PIXELS[:, 32:])
     assert not source[:32, :32].any(), "zeros that were written are read"
@@ -358,7 +359,7 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
         assert problems == [f"{place}/c/0/0: the shard {UNREADABLE}: Access Denied"]
     object_store.trouble = failing(99, DENIED, "GET", "zarr.json")
     with pytest.raises(InputUnreadable, match="Access Denied"):
-        metadata_problems(place, PLAIN)
+        ownership.metadata_problems(place, PLAIN)
 
 
 def test_a_busy_store_is_asked_again_and_a_check_asks_twice(place: ObjectPath, object_store: ObjectServer) -> None:
@@ -390,11 +391,11 @@ def test_metadata_are_restored_and_what_the_user_added_stays(place: ObjectPath) 
     written(place, PLAIN)
     before = contents(place)
     delete(place / "zarr.json")
-    assert metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
+    assert ownership.metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
     ownership.restore_metadata(place, PLAIN)
-    assert (contents(place), find_foreign_entry(place, PLAIN)) == (before, "")
+    assert (contents(place), ownership.find_foreign_entry(place, PLAIN)) == (before, "")
     put(place / "notes.txt", b"mine")
-    assert find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
+    assert ownership.find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
 
 
 def test_only_a_zarr_is_overwritten_and_nothing_beside_it(place: ObjectPath) -> None:
