@@ -116,7 +116,7 @@ class MortalDisk(Disk):
         super()._mkdir(path, mode)
 
     def _unlink(self, path: Path) -> None:
-        if self.left > 0 or (WORK in path.parts and not path.name.endswith(".partial")):
+        if self.left > 0 or not path.name.endswith(".partial"):
             self._count()
             super()._unlink(path)  # a killed program removes nothing
 

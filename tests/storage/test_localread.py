@@ -165,10 +165,8 @@ LAYOUTS["v2, delta"] = V2 | {"order": "C", "filters": [numcodecs.Delta(dtype="<i
 
 CHECKED = ["transposed, zstd, crc32c", "transposed, gzip, big-endian", "zstd, gzip", "a big-endian index"]
 for name, codec in COMPRESSORS.items():
-    LAYOUTS[name], LAYOUTS[f"{name}, shards"] = (
-        {"compressors": codec or None},
-        {"compressors": codec or None, "chunks": (8, 8), "shards": (16, 16)},
-    )
+    LAYOUTS[name] = {"compressors": codec or None}
+    LAYOUTS[f"{name}, shards"] = LAYOUTS[name] | {"chunks": (8, 8), "shards": (16, 16)}
     CHECKED += [name, f"{name}, shards"] if "crc32c" in name else []
 
 

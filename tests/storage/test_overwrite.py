@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import shutil
@@ -29,7 +30,6 @@ import zarr
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.graphs.plans.choices import check_whole
 from halotile.storage.arrays import open_source
-from halotile.storage.disk.durable import Disk
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, files_below, path_of, store_errors
 from halotile.storage.disk.place import check_place, local_lock_reason
 from halotile.storage.formats import zarr as formats_zarr
@@ -39,6 +39,7 @@ from halotile.storage.sharded import ownership
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
 from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, write_blocks, written
+from tests.storage.test_added_levels import Killed, MortalDisk
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
 from tests.support import noisy_image
 
@@ -108,33 +109,18 @@ def test_a_path_that_cannot_be_made_or_leads_elsewhere_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
-def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
-    path, deaths, left = tmp_path / "a.zarr", 0, [0]
-
-    def dying(step: Any) -> Any:
-        def counted(*arguments: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            step(*arguments)
-
-        return counted
-
-    for steps in range(1000):
+def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, layout: Layout) -> None:
+    path = tmp_path / "a.zarr"
+    for steps in itertools.count():
         create_output(path, layout, overwrite=True)
         ShardWriter(path, layout).write(Region.whole(layout.shape), noise(layout.shape, layout.dtype))
-        left[0] = steps
-        with monkeypatch.context() as patch:
-            for name in ("_mkdir", "_replace", "_unlink", "_rmdir"):
-                patch.setattr(Disk, name, dying(getattr(Disk, name)))
-            try:
-                create_output(path, layout, overwrite=True)
-                break
-            except KeyboardInterrupt:
-                deaths += 1
-        create_output(path, layout, overwrite=True)
-        assert open_output(path) == layout
-    assert deaths > 5
+        try:
+            create_output(path, layout, MortalDisk(steps), overwrite=True)
+            break
+        except Killed:
+            create_output(path, layout, overwrite=True)
+            assert open_output(path) == layout
+    assert steps > 5
 
 
 UNWRITABLE = """
