@@ -45,7 +45,6 @@ MEMORY_BYTES = 4 * 2**30
 _PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
 _PATTERNS = np.random.default_rng(7).poisson(20, (15, 8, 8)).astype("u2")
 _PLACES = np.indices((3, 5)).reshape(2, -1).T * 2e-7
-_PLACE = {"type": "translation", "translation": [0, 5, 5]}
 
 
 def _write_npy(folder: Path) -> None:
@@ -96,42 +95,33 @@ def _write_jpeg(folder: Path) -> None:
     image.save(folder / "exif.jpg", exif=exif)
 
 
-def _write_zarr2(folder: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "zstd": {"compressors": numcodecs.Zstd()},
-        "blosc": {"compressors": numcodecs.Blosc()},
-        "raw": {"compressors": None},
-        "turned": {"compressors": numcodecs.Zlib(), "order": "F", "dtype": ">u2"},
-        "delta": {"compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<u2")]},
-    }
+ZARR2: dict[str, dict[str, Any]] = {
+    "zstd": {"compressors": numcodecs.Zstd()}, "blosc": {"compressors": numcodecs.Blosc()}, "raw": {"compressors": None},
+    "turned": {"compressors": numcodecs.Zlib(), "order": "F", "dtype": ">u2"},
+    "delta": {"compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<u2")]},
+}  # fmt: skip
+ZARR3: dict[str, dict[str, Any]] = {
+    "zstd": {}, "blosc": {"compressors": zarr.codecs.BloscCodec()}, "sharded": {"shards": (1, 32, 32)},
+    "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
+    "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
+}  # fmt: skip
+
+
+def _write_zarr(folder: Path, version: Any, kinds: dict[str, dict[str, Any]]) -> None:
+    usual = {"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2", "zarr_format": version}
     for name, options in kinds.items():
-        _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
-
-
-def _write_zarr3(folder: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "zstd": {},
-        "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
-        "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
-        "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
-        "sharded": {"shards": (1, 32, 32)},
-    }
-    for name, options in kinds.items():
-        _write_array(folder / f"{name}.zarr", **options)
-    _write_output(folder / "ours.zarr", ome=False)
-
-
-def _write_array(path: Path, **options: Any) -> None:
-    usual = {"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2"}
-    zarr.create_array(path, **usual | options)[...] = _PIXELS
+        zarr.create_array(folder / f"{name}.zarr", **usual | options)[...] = _PIXELS
+    if version == 3:
+        _write_output(folder / "ours.zarr", ome=False)
 
 
 def _write_ome_zarr(folder: Path) -> None:
     _write_output(folder / "ours.zarr", ome=True)
     for version in (2, 3):
         group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
-        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]}
+        place = {"type": "translation", "translation": [0, 5, 5]}
+        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, place]}
         axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
         image = {"axes": axes, "datasets": [{"path": "0"} | moved], **moved}
         channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
@@ -147,18 +137,9 @@ def _write_output(path: Path, *, ome: bool) -> None:
     ShardWriter(path, layout).write(Region.whole(_PIXELS.shape), _PIXELS)
 
 
-def _read_tiff(path: Path) -> Any:
-    with tifffile.TiffFile(path) as file:
-        return file.series[0].asarray()
-
-
 def _read_hdf5(path: Path) -> Any:
     with h5py.File(path) as file:
         return file["image"][...]
-
-
-def _read_png(path: Path) -> Any:
-    return imagecodecs.png_decode(path.read_bytes())
 
 
 def _read_jpeg(path: Path) -> Any:
@@ -277,9 +258,10 @@ def _write_scan_zarr(folder: Path) -> None:
 
 
 IMAGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, _read_tiff),
-    "ome-tiff": (_write_ome_tiff, _read_tiff), "png": (_write_png, _read_png), "jpeg": (_write_jpeg, _read_jpeg),
-    "czi": (_write_czi, _read_czi), "zarr-v2": (_write_zarr2, _read_zarr), "zarr-v3": (_write_zarr3, _read_zarr),
+    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, partial(tifffile.imread, series=0)),
+    "ome-tiff": (_write_ome_tiff, partial(tifffile.imread, series=0)), "png": (_write_png, lambda path: imagecodecs.png_decode(path.read_bytes())), "jpeg": (_write_jpeg, _read_jpeg),
+    "czi": (_write_czi, _read_czi), "zarr-v2": (partial(_write_zarr, version=2, kinds=ZARR2), _read_zarr),
+    "zarr-v3": (partial(_write_zarr, version=3, kinds=ZARR3), _read_zarr),
     "ome-zarr": (_write_ome_zarr, _read_zarr),
 }  # fmt: skip
 
@@ -334,15 +316,12 @@ def is_json(file: Path) -> bool:
     return file.name == "zarr.json" or file.name.startswith(".z")
 
 
-def is_hdf5(file: Path) -> bool:
-    """Return True for a scan in an HDF5 file, of which whole values are changed as well."""
-    return file.suffix in (".cxi", ".ptyd")
-
-
 def edits(file: Path) -> st.SearchStrategy[list[Edit]]:
     """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
-    values = st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if is_hdf5(file) else None
+    values = (
+        st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if file.suffix in (".cxi", ".ptyd") else None
+    )
     return some if values is None else st.lists(values, min_size=1, max_size=2) | some
 
 
@@ -350,7 +329,9 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
     """Put something odd in place of a value or a group."""
     memory = io.BytesIO(content)
     with h5py.File(memory, "r+") as file:
-        names = hdf5_names(file)
+        names = list(file)
+        file.visit(names.append)
+        names = sorted(set(names))
         name = names[place % len(names)] if names else "data"
         is_hard = isinstance(file.get(name, getlink=True), h5py.HardLink)
         shape = (file[name].shape or ()) if (is_hard and isinstance(file[name], h5py.Dataset)) else ()
@@ -358,13 +339,6 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
             del file[name]
         ODD_HDF5[odd](file, name, shape)
     return memory.getvalue()
-
-
-def hdf5_names(file: Any) -> list[str]:
-    """Every group, dataset and link."""
-    names = list(file)
-    file.visit(names.append)
-    return sorted(set(names))
 
 
 def edited(content: bytes, changes: list[Edit]) -> bytes:

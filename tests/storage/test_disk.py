@@ -16,36 +16,27 @@ import pytest
 
 from halotile.errors import InputError
 from halotile.storage import cache
-from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.disk.durable import DISK, Buffers, Disk, remove_partials
 from halotile.storage.io_threads import IoThreads
 from halotile.storage.run_directory.json_files import with_checksum
 
 
-class Log(Disk):
-    """A disk that records its system calls with the names of the files."""
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that change a disk, with the names of the files."""
+    noted: list[str] = []
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
+    def note(name: str, call: Any) -> Any:
+        def noting(disk: Disk, place: Any, *rest: Any) -> Any:
+            path = place if isinstance(place, Path) else Path(os.readlink(f"/proc/self/fd/{place}"))
+            noted.append(f"{name} {path.name.partition('.')[0]}")
+            return call(disk, place, *rest)
 
-    def _note(self, call: str, place: int | Path) -> None:
-        path = place if isinstance(place, Path) else Path(os.readlink(f"/proc/self/fd/{place}"))
-        self.calls.append(f"{call} {path.name.partition('.')[0]}")
+        return noting
 
-    def _write(self, fd: int, buffers: Buffers) -> int:
-        self._note("write", fd)
-        return super()._write(fd, buffers)
-
-    def _fsync(self, fd: int) -> None:
-        self._note("fsync", fd)
-
-    def _replace(self, old: Path, new: Path) -> None:
-        self._note("rename", new)
-        super()._replace(old, new)
-
-    def _mkdir(self, path: Path, mode: int) -> None:
-        self._note("mkdir", path)
-        super()._mkdir(path, mode)
+    for name in ("_write", "_fsync", "_replace", "_mkdir"):
+        monkeypatch.setattr(Disk, name, note(name[1:], getattr(Disk, name)))
+    return noted
 
 
 class Full(Disk):
@@ -74,13 +65,17 @@ def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["a"]
 
 
-def test_data_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path) -> None:
-    directory = tmp_path / "d"
-    directory.mkdir()
-    for sync, calls in ((True, ["write a", "fsync a", "rename a", "fsync d"]), (False, ["write a", "rename a"])):
-        log = Log()
-        log.write_file(directory / "a", [b"1"], sync=sync)
-        assert log.calls == calls
+def test_data_are_synced_before_the_rename_and_directories_after_from_the_top(tmp_path: Path, calls: list[str]) -> None:
+    (top := tmp_path / "top").mkdir()
+    rows = {True: ["write a", "fsync a", "replace a", "fsync top"], False: ["write a", "replace a"]}
+    for sync, expected in rows.items():
+        calls.clear()
+        DISK.write_file(top / "a", [b"1"], sync=sync)
+        assert calls == expected
+    for expected in (["mkdir b", "fsync top", "mkdir c", "fsync b"], ["fsync b"]):  # another process may have made it
+        calls.clear()
+        DISK.make_directory(top / "b" / "c", 0o700)
+        assert (calls[-len(expected) :], (top / "b" / "c").stat().st_mode & 0o777) == (expected, 0o700)
 
 
 def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
@@ -94,15 +89,6 @@ def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Pa
     with pytest.raises(ValueError, match="no more"):
         DISK.write_files(files())
     assert ((tmp_path / "a").read_bytes(), os.listdir(tmp_path)) == (b"old", ["a"])
-
-
-def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    for calls in (["mkdir a", "fsync top", "mkdir b", "fsync a"], ["fsync a"]):  # another process may have made it
-        log = Log()
-        log.make_directory(top / "a" / "b", 0o700)
-        assert (log.calls[-len(calls) :], (top / "a" / "b").stat().st_mode & 0o777) == (calls, 0o700)
 
 
 def test_an_append_neither_creates_a_file_nor_follows_a_symlink(tmp_path: Path) -> None:
@@ -208,11 +194,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_entry_is_private_and_under_its_key_only_and_a_damaged_one_is_replaced(folder: Path) -> None:
     damaged = (lambda old: old[:-3], lambda old: old.replace(b"1", b"7"), lambda _: b"", lambda _: os.urandom(200))
     for damage in (*damaged, lambda _: b"0" * 2**17):
-        write_cached(KEY, [1])
+        cache.write_cached(KEY, [1])
         (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
-        assert read_cached(KEY) is read_cached(OTHER) is None
-        write_cached(KEY, [2])
-        assert read_cached(KEY) == [2]
+        assert cache.read_cached(KEY) is cache.read_cached(OTHER) is None
+        cache.write_cached(KEY, [2])
+        assert cache.read_cached(KEY) == [2]
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / KEY)] == [0o700, 0o600]
 
 
@@ -229,8 +215,8 @@ def test_a_folder_that_others_write_to_is_not_used(folder: Path, kind: str) -> N
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(folder, 65534, 65534)
-    write_cached(KEY, 1)
-    assert (read_cached(KEY) == 1) is (kind == "closed to others")
+    cache.write_cached(KEY, 1)
+    assert (cache.read_cached(KEY) == 1) is (kind == "closed to others")
 
 
 @pytest.mark.usefixtures("homeless")
@@ -238,14 +224,14 @@ def test_a_missing_home_or_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     for home in (None, "/dev/null"):
         if home:
             monkeypatch.setenv("XDG_CACHE_HOME", home)
-        write_cached(KEY, 1)
-        assert read_cached(KEY) is None
+        cache.write_cached(KEY, 1)
+        assert cache.read_cached(KEY) is None
 
 
 def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     def turn(number: int) -> Any:
-        write_cached(KEY, [number] * 100)
-        return read_cached(KEY)
+        cache.write_cached(KEY, [number] * 100)
+        return cache.read_cached(KEY)
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(turn, range(200)))
@@ -255,15 +241,15 @@ def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
 
 def test_too_many_and_too_long_entries_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = "0" * (cache.MOST_BYTES - len(with_checksum(b'""')))
-    write_cached(KEY, longest)
-    assert read_cached(KEY) == longest
-    write_cached(OTHER, longest + "0")
+    cache.write_cached(KEY, longest)
+    assert cache.read_cached(KEY) == longest
+    cache.write_cached(OTHER, longest + "0")
     assert os.listdir(folder) == [KEY]
     os.utime(folder / KEY, (0, 0))
     monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
-        write_cached(f"{number:064d}", number)
+        cache.write_cached(f"{number:064d}", number)
         os.utime(folder / f"{number:064d}", (number, number))
     assert len(os.listdir(folder)) <= 10
-    assert read_cached(f"{11:064d}") == 11
-    assert read_cached(f"{0:064d}") is None
+    assert cache.read_cached(f"{11:064d}") == 11
+    assert cache.read_cached(f"{0:064d}") is None

@@ -29,12 +29,6 @@ def _write(path: Path, **datasets: np.ndarray) -> Path:
     return path
 
 
-def test_the_only_image_is_found_among_tables(tmp_path: Path) -> None:
-    source = open_source(_write(tmp_path / "a.h5", entry__data=FRAME, entry__times=np.zeros(9), version=np.array(1.0)))
-    assert source.fingerprint()["dataset"] == "/entry/data"
-    assert np.array_equal(source.read(Region((2, 3), (9, 9))), FRAME[2:9, 3:9])
-
-
 def test_datasets_are_listed_when_none_was_chosen(tmp_path: Path) -> None:
     for dataset in (None, "entry/nothing", "entry", "../a", ""):
         path = _write(tmp_path / "a.h5", entry__data=FRAME, entry__dark=FRAME)
@@ -56,6 +50,7 @@ def test_axes_are_called_as_labels_or_dimensions_of_netcdf_whose_other_attribute
                 dataset.dims[axis].attach_scale(file[name])
         letters, source = {"lat": "y", "lon": "x", "time": "t"}, open_source(path)
         assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
+        assert source.fingerprint()["dataset"] == "/group/a", "the only image among tables"
         assert source.chunks == (1, 9, 5)
         assert source.nodata == source[0, 0, 0], "what was never written is a hole"
     path = Path(shutil.copy(path, tmp_path / "d.nc"))

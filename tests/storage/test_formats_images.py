@@ -77,16 +77,6 @@ def test_a_bomb_is_described_without_its_memory(tmp_path: Path) -> None:
         open_source(png)
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a.png", COLOURS)
-    IMAGE.save(tmp_path / "a.jpg")
-    for name, module in (("png", "imagecodecs"), ("jpg", "imagecodecs"), ("jpg", "PIL.JpegImagePlugin")):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, module, None)
-            with pytest.raises(MissingPackage, match=r'pip install "halotile\[images\]"'):
-                open_source(tmp_path / f"a.{name}")
-
-
 def test_every_bit_of_a_png_is_kept(tmp_path: Path) -> None:
     for samples, dtype in itertools.product((1, 2, 3, 4), ("u1", "u2")):
         pixels = np.random.default_rng(samples).integers(0, np.iinfo(dtype).max, (40, 53, samples), dtype)

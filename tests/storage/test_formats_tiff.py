@@ -42,10 +42,6 @@ def _write(path: Path, image: NDArray[np.generic] = STACK, **options: Any) -> Pa
     return path
 
 
-def _reader(path: Path, **options: Any) -> TiffReader:
-    return TiffReader(str(path), **{"level": 0, "series": 0, "axes": None, **options})
-
-
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_a_region_reads_and_a_truncated_file_is_damage(tmp_path: Path, options: dict[str, Any]) -> None:
     path = _write(tmp_path / "a.tif", **options)
@@ -74,7 +70,7 @@ def test_uncompressed_pages_are_mapped_and_compressed_ones_decoded_in_parts(tmp_
     mapped = ("plain", "big-endian", "ome", "imagej", "separate pages", "strips")
     decoded = {"zlib strips": (1, 9, 90), "zlib tiles, predictor": (1, 32, 32)}
     for kind, chunks in {**dict.fromkeys(mapped, (1, 1, 1)), **decoded}.items():
-        reader = _reader(_write(tmp_path / f"{kind}.tif", **KINDS[kind]))
+        reader = TiffReader(str(_write(tmp_path / f"{kind}.tif", **KINDS[kind])), level=0, series=0, axes=None)
         assert isinstance(reader.pixels, zarr.Array if kind in decoded else MappedPages), kind
         assert reader.header.chunks == chunks, kind
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -230,18 +231,13 @@ def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
     assert (list(again.done), again.warning) == ([1, 3], "")
 
 
-def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
-    class Counts(Disk):
-        syncs = 0
-
-        def _fsync(self, fd: int) -> None:
-            self.syncs += 1
-
-    journal, counts = Journal.create(tmp_path / "journal", "print", TOTAL, disk := Counts()), [disk.syncs]
+def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Disk, "_fsync", sync := Mock())
+    journal, counts = Journal.create(tmp_path / "journal", "print", TOTAL), [sync.call_count]
     mark, unmark = partial(journal.mark, marked(1)), partial(journal.unmark, [1])
     for step in (mark, mark, journal.sync, journal.sync, unmark, mark, journal.close):
         step()
-        counts.append(disk.syncs)
+        counts.append(sync.call_count)
     assert counts == [2, 2, 2, 3, 3, 4, 4, 5]
 
 
@@ -270,14 +266,11 @@ def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change
     assert (again.warning, again.digest(3), again.digest(8)) == ("", b"wave", b"late")
 
 
-MEMBERS = st.lists(st.integers(0, 60))
-
-
-STEPS = st.lists(st.tuples(st.booleans(), MEMBERS | st.builds(range, st.integers(0, 60), st.integers(0, 60))))
+MEMBERS = st.lists(st.integers(0, 60)) | st.builds(range, st.integers(0, 60), st.integers(0, 60))
 
 
 @settings(deadline=None, max_examples=300)
-@given(STEPS, st.integers(0, 80))
+@given(st.lists(st.tuples(st.booleans(), MEMBERS)), st.integers(0, 80))
 def test_numbers_are_those_of_a_set_and_come_back_from_text(steps: list[tuple[bool, Any]], total: int) -> None:
     runs, model = RangeSet(), set[int]()
     for adds, numbers in steps:
@@ -522,26 +515,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree_at(root / "a.zarr")
 
 
-def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> list[Call | Sync]:
+def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> RecordingDisk:
     root.mkdir()
     disk = RecordingDisk(root, loses=loses)
     drive(root, disk, hasty=hasty)
-    return disk.log
+    return disk
 
 
 def test_no_power_cut_loses_a_journalled_block_or_changes_the_result(tmp_path: Path, undisturbed: Tree) -> None:
-    trees = after_every_cut(recorded(tmp_path / "job"))
+    trees = after_every_cut(recorded(tmp_path / "job").log)
     assert len(trees) > 200
     assert failures(trees, tmp_path, undisturbed) == []
     # The check sees a run that marks blocks before it writes them.
-    assert failures(after_every_cut(recorded(tmp_path / "hasty", hasty=True)), tmp_path / "hasty", undisturbed)
+    assert failures(after_every_cut(recorded(tmp_path / "hasty", hasty=True).log), tmp_path / "hasty", undisturbed)
 
 
 def test_no_power_cut_while_starting_over_does_harm(tmp_path: Path, undisturbed: Tree) -> None:
-    root = tmp_path / "job"
-    root.mkdir()
-    disk = RecordingDisk(root)
-    drive(root, disk)
+    disk = recorded(root := tmp_path / "job")
     first = len(disk.log)
     RunDirectory(root / "a.zarr.run", disk).forget()
     drive(root, disk)
@@ -565,4 +555,4 @@ LOSSES: dict[str, Callable[[Path], bool]] = {
 
 @pytest.mark.parametrize("loses", LOSSES.values(), ids=LOSSES)
 def test_a_missing_kind_of_fsync_is_caught(tmp_path: Path, undisturbed: Tree, loses: Callable[[Path], bool]) -> None:
-    assert failures(after_every_cut(recorded(tmp_path / "job", loses=loses)), tmp_path, undisturbed)
+    assert failures(after_every_cut(recorded(tmp_path / "job", loses=loses).log), tmp_path, undisturbed)

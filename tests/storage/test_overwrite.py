@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import shutil
@@ -29,7 +30,6 @@ import zarr
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.graphs.plans.choices import check_whole
 from halotile.storage.arrays import open_source
-from halotile.storage.disk.durable import Disk
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, files_below, path_of, store_errors
 from halotile.storage.disk.place import check_place, local_lock_reason
 from halotile.storage.formats import zarr as formats_zarr
@@ -37,11 +37,11 @@ from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import ownership
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
-from halotile.storage.sharded.ownership import find_foreign_entry, mark_complete, metadata_problems
 from tests.cases import in_folders
-from tests.storage.outputs import OME, PLAIN, noise, written
+from tests.storage.outputs import OME, PLAIN, noise, write_blocks, written
+from tests.storage.test_added_levels import Killed, MortalDisk
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
-from tests.support import job_of, noisy_image, read_zarr, run_inline
+from tests.support import noisy_image
 
 
 def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
@@ -109,33 +109,18 @@ def test_a_path_that_cannot_be_made_or_leads_elsewhere_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
-def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
-    path, deaths, left = tmp_path / "a.zarr", 0, [0]
-
-    def dying(step: Any) -> Any:
-        def counted(*arguments: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            step(*arguments)
-
-        return counted
-
-    for steps in range(1000):
+def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, layout: Layout) -> None:
+    path = tmp_path / "a.zarr"
+    for steps in itertools.count():
         create_output(path, layout, overwrite=True)
         ShardWriter(path, layout).write(Region.whole(layout.shape), noise(layout.shape, layout.dtype))
-        left[0] = steps
-        with monkeypatch.context() as patch:
-            for name in ("_mkdir", "_replace", "_unlink", "_rmdir"):
-                patch.setattr(Disk, name, dying(getattr(Disk, name)))
-            try:
-                create_output(path, layout, overwrite=True)
-                break
-            except KeyboardInterrupt:
-                deaths += 1
-        create_output(path, layout, overwrite=True)
-        assert open_output(path) == layout
-    assert deaths > 5
+        try:
+            create_output(path, layout, MortalDisk(steps), overwrite=True)
+            break
+        except Killed:
+            create_output(path, layout, overwrite=True)
+            assert open_output(path) == layout
+    assert steps > 5
 
 
 UNWRITABLE = """
@@ -203,12 +188,9 @@ def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = Tru
     """An image of 2 x 2 shards; as an OME-Zarr with a second level of 2 x 2."""
     layout = Layout((64, 64), "uint8", (32, 32), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), ome)
     layout = replace(layout, levels=2, factor=(2, 2), block=(32, 32)) if ome else layout
-    create_output(place, layout)
-    writer = ShardWriter(place, layout)
-    for block in layout.grid:
-        writer.write(block.core, PIXELS[block.core.slices])
+    write_blocks(place, layout, PIXELS)
     if complete:
-        mark_complete(place, layout)
+        ownership.mark_complete(place, layout)
     return layout
 
 
@@ -218,9 +200,11 @@ def test_a_lost_shard_is_an_error_in_every_level(tmp_path: Path, monkeypatch: py
     layout = finished(path, ome=True)
     assert ownership.is_marked(path)
     before = (path / "zarr.json").stat().st_mtime_ns
-    mark_complete(path, layout)
+    ownership.mark_complete(path, layout)
     assert (path / "zarr.json").stat().st_mtime_ns == before
-    assert (metadata_problems(path, layout), find_foreign_entry(path, layout)) == ([], ""), "the mark is the run's own"
+    assert (ownership.metadata_problems(path, layout), ownership.find_foreign_entry(path, layout)) == ([], ""), (
+        "the mark is the run's own"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} is looked for, although its end was read"))
         check_whole(str(path))
@@ -285,7 +269,7 @@ def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: Object
     assert isinstance(place, ObjectPath)
     layout, zeros = finished(place, complete=False), np.zeros((32, 32), "uint8")
     ShardWriter(place, layout).write(layout.grid.block_at(0).core, zeros)
-    mark_complete(place, layout)
+    ownership.mark_complete(place, layout)
     source = open_source(str(place))
     np.testing.assert_array_equal(source[:, 32:], PIXELS[:, 32:])
     assert not source[:32, :32].any(), "zeros that were written are read"
@@ -361,7 +345,7 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
         assert problems == [f"{place}/c/0/0: the shard {UNREADABLE}: Access Denied"]
     object_store.trouble = failing(99, DENIED, "GET", "zarr.json")
     with pytest.raises(InputUnreadable, match="Access Denied"):
-        metadata_problems(place, PLAIN)
+        ownership.metadata_problems(place, PLAIN)
 
 
 def test_a_busy_store_is_asked_again_and_a_check_asks_twice(place: ObjectPath, object_store: ObjectServer) -> None:
@@ -393,11 +377,11 @@ def test_metadata_are_restored_and_what_the_user_added_stays(place: ObjectPath) 
     written(place, PLAIN)
     before = contents(place)
     delete(place / "zarr.json")
-    assert metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
+    assert ownership.metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
     ownership.restore_metadata(place, PLAIN)
-    assert (contents(place), find_foreign_entry(place, PLAIN)) == (before, "")
+    assert (contents(place), ownership.find_foreign_entry(place, PLAIN)) == (before, "")
     put(place / "notes.txt", b"mine")
-    assert find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
+    assert ownership.find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
 
 
 def test_only_a_zarr_is_overwritten_and_nothing_beside_it(place: ObjectPath) -> None:
@@ -470,15 +454,6 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
         return
     with serving(tmp_path) as url:
         yield url, zarr.create_array(tmp_path / "a.zarr", data=SCENE, chunks=(64, 64))
-
-
-def test_a_job_reads_it_as_from_a_disk(stored: tuple[str, Any], tmp_path: Path) -> None:
-    url, array = stored
-    np.save(tmp_path / "a.npy", SCENE)
-    options = {"strength": 0.1}
-    expected = run_inline(job_of(tmp_path / "a.npy", tmp_path / "expected.zarr", "tv", options))
-    np.testing.assert_array_equal(run_inline(job_of(url, tmp_path / "out.zarr", "tv", options)), expected)
-    assert read_zarr(tmp_path / "out.zarr").shape == array.shape
 
 
 def test_a_dataset_is_an_image_of_a_root_or_a_level_of_one(stored: tuple[str, Any]) -> None:

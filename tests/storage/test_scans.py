@@ -112,10 +112,6 @@ def _put(values: dict[str, Any]) -> Callable[[Any], None]:
     return change
 
 
-def _replace(name: str, value: Any) -> Callable[[Any], None]:
-    return _put({name: value})
-
-
 ENERGY, MOVED = "entry_1/instrument_1/source_1/energy", "entry_1/data_1/translation"
 WAVELENGTH = "entry_1/instrument_1/source_1/wavelength"
 NO_SCAN: list[tuple[str, Any, str]] = [
@@ -142,7 +138,7 @@ NO_SCAN: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("name", "value", "said"), NO_SCAN)
 def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        converted(tmp_path, _replace(name, value))
+        converted(tmp_path, _put({name: value}))
     assert not (tmp_path / "scan.zarr").exists()
 
 
@@ -152,7 +148,7 @@ def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: fl
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
-    changes = (_replace(f"{DETECTOR}/data", values) for values in (flagged, counts))
+    changes = (_put({f"{DETECTOR}/data": values}) for values in (flagged, counts))
     found = [converted(tmp_path, each, Framing(binning=binning), overwrite=True)[1][:] for each in changes]
     assert np.array_equal(*found)
 
@@ -164,7 +160,7 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path,
     # In one pattern; floats of 32 bits may have been integers.
     full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**32 - 1, 2**33)
     full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
-    scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", full), Framing(binning=binning))
+    scan, patterns = converted(tmp_path, _put({f"{DETECTOR}/data": full}), Framing(binning=binning))
     assert np.argwhere(~scan.mask).tolist() == [[0, 5 // binning], [7 // binning, 8 // binning]]
     assert scan.full == 1
     assert patterns[:].max() < 1000 * binning**2
@@ -173,7 +169,7 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path,
     if kind is np.float32 and binning == 1:  # floats of any size are kept
         many = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) * 2.0**24).astype(kind)
         many[3, 7, 8] = np.inf
-        scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", many), overwrite=True)
+        scan, patterns = converted(tmp_path, _put({f"{DETECTOR}/data": many}), overwrite=True)
         # A multiple of 2^24 is 2^32 in one pixel, which float32 has of a detector without a count as well.
         assert scan.full == 2
         assert np.array_equal(patterns[:][:, scan.mask], many[scan.numbers][:, scan.mask].astype(np.float32))
@@ -184,7 +180,7 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     counts = factor * np.random.default_rng(0).poisson(5, (COUNT, EDGE, EDGE))
     counts[[3, 17]] = 0
     counts[:, 0, 5] = 9  # which the mask leaves out
-    source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
+    source, path = write_cxi(tmp_path / "scan.cxi", _put({f"{DETECTOR}/data": counts})), tmp_path / "s.zarr"
     for said in (CliRunner().invoke(app, ["convert", source, str(path)]), CliRunner().invoke(app, ["info", str(path)])):
         words = "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file"
         assert words in " ".join(said.output.split())
@@ -195,12 +191,12 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
 
 
 def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
-    with_dark = _replace(f"{DETECTOR}/data_dark", np.full((3, EDGE, EDGE), 2.0))
+    with_dark = _put({f"{DETECTOR}/data_dark": np.full((3, EDGE, EDGE), 2.0)})
 
     def with_axis(file: Any) -> None:
         with_dark(file)
         for name in (f"{DETECTOR}/{each}" for each in ("data", "mask", "data_dark")):
-            _replace(name, file[name][()][..., None, :, :])(file)
+            _put({name: file[name][()][..., None, :, :]})(file)
 
     rows = in_folders(tmp_path, (with_dark, with_axis))
     (scan, patterns), (same_scan, same) = (converted(folder, change) for folder, change in rows)
@@ -233,7 +229,7 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
     name, target = f"{DETECTOR}/mask", str(tmp_path / "scan.zarr")
     for bad, said in ((EDGE**2 - 5, "leaves out 97% of the pixels"), (EDGE**2 // 2, None)):
         flags = (np.arange(EDGE**2) < bad).astype("u4").reshape(EDGE, EDGE)
-        source = write_cxi(tmp_path / "scan.cxi", _replace(name, flags))
+        source = write_cxi(tmp_path / "scan.cxi", _put({name: flags}))
         if said:
             with pytest.raises(InputError, match=said):
                 convert_scan(source, target)
@@ -263,7 +259,7 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
     paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
     for number, path in enumerate(paths):
         counts = np.arange(COUNT * EDGE**2, dtype=np.int32).reshape(COUNT, EDGE, EDGE) + number
-        convert_scan(write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(path))
+        convert_scan(write_cxi(tmp_path / "scan.cxi", _put({f"{DETECTOR}/data": counts})), str(path))
     first, *others = sorted(file for file in (paths[0] / "patterns" / "c").rglob("0") if file.is_file())
     assert len(others) == 4
     shutil.copy(paths[1] / first.relative_to(paths[0]), first)
@@ -325,7 +321,7 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
             converted(tmp_path, change)
 
         with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
-            converted(tmp_path, _replace(name, h5py.ExternalLink("gone.h5", "x")))
+            converted(tmp_path, _put({name: h5py.ExternalLink("gone.h5", "x")}))
 
 
 def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path: Path) -> None:
