@@ -227,7 +227,7 @@ def result_rows(
     >>> result_rows({"loss": 0.17, "kept": 9, "loss_of_kept": 0.19}, Path("scan.png"), "amplitude_mse", 0.2)[:2]
     [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, which had the lowest loss on the held-out pixels')]
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
-    ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
+    ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs will show it')
     >>> result_rows({"worst_patterns": [12345, 2], "worst_losses": [0.8, 0.5], "median_loss": 0.25}, Path("scan.png"))[0]
     ('worst', 'patterns 12345, 2 with amplitude_mse of 0.8, 0.5; the median is 0.25')
     """
