@@ -254,15 +254,20 @@ def _tried(opened: _Opened) -> int:
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
         blocks = sorted(blocks, key=lambda block: float(np.sum(weight.read(block), dtype=np.float64)))
+    blocks = blocks[:PLACES]
     most, reach, tried = max(posterior.shape[-2:]), 0.0, list[tuple[int, float]]()
     for halo in HALOS:
         if halo < reach and halo < most:
             continue
         solved = Solved(posterior, halo, (0, 1)[: opened.draws], options.tol, options.estimator)
-        errors = (float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])
-        if halo >= most or (worst := next((error for error in errors if not error <= tol), None)) is None:
+        if halo >= most:
             return halo
-        tried.append((halo, worst))
+        errors = ((float(np.abs(solved.solved(block)[1]).max()), block) for block in blocks)
+        if (failed := next((each for each in errors if not each[0] <= tol), None)) is None:
+            return halo
+        error, block = failed
+        tried = [*(tried if block is blocks[0] else []), (halo, error)]  # of one place
+        blocks.sort(key=lambda each: each is not block)  # which is tried first at the next halo
         reach = _reach(tried, tol)
     raise ConfigError(
         f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {options.tol:g} standard deviations: the prior's range is "
