@@ -523,7 +523,7 @@ def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path, cluster: 
     process = subprocess.Popen([sys.executable, "-m", "halotile", "run", str(long), "--quiet"])
     curve = folder / "result.cxi.run" / "state" / "curve.json"
     try:
-        until(lambda: process.poll() is not None or read_curve(curve)[0] > 20, seconds=150)
+        until(lambda: process.poll() is not None or read_curve(curve)[0] > 8, seconds=150)
     finally:
         process.kill()
         process.wait()
