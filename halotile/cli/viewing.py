@@ -203,7 +203,7 @@ def panels_of(paths: Sequence[str], against: str | None, dataset: str | None = N
 
 
 def _with_common_sizes(images: Sequence[ServedImage], pair: int) -> list[ServedImage]:
-    """Return the images with pixel sizes by which they overlap: both of a pair have those that one of them knows; else none has any."""
+    """Return the images with pixel sizes that align them: both of a pair have those that one of them knows; else none has any."""
     known = max((image.sizes for image in images[:pair]), key=lambda sizes: sum(size != 1 for size in sizes))
     sized = [replace(image, sizes=known) if n < pair else image for n, image in enumerate(images)]
     if len({tuple(size != 1 for size in image.sizes[-2:]) for image in sized}) == 1:

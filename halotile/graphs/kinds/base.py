@@ -241,8 +241,8 @@ class RankProgram:
     # called on each worker with its `TorchGroup`. It goes on from its checkpoint
     program: Callable[[Any], None]
     records: Records  # journal of a single block, all steps, and the folder of the checkpoint
-    # steps_done, keep_checkpoint, restore_checkpoint: return the number of steps that are done; keep the checkpoint, as the input is what it was;
-    # return to the one kept before that
+    # steps_done: return the number of finished steps; keep_checkpoint: keep the checkpoint, as the input is unchanged;
+    # restore_checkpoint: return to the one kept before that
     steps_done: Callable[[], int]
     keep_checkpoint: Callable[[], None]
     restore_checkpoint: Callable[[], None]

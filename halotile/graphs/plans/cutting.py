@@ -263,7 +263,7 @@ def layout_like(
     source: Source,  # image it is computed from; its axes may be fewer
     requested: Output,  # requested storage
     geometry: Geometry,  # shape and axes of the image
-    dtype: np.dtype[Any],  # type of the computation: also the stored type where `wanted` has `auto`
+    dtype: np.dtype[Any],  # type of the computation: also the stored type where `requested` has `auto`
     memory_bytes: int,  # memory of a worker
     previous: Mapping[str, Any] | None = None,  # stored plan of the run that is resumed
     ome: OmeImage | None = None,  # metadata of an image that has its pixels from those of `source`, or finer ones

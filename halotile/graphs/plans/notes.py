@@ -68,9 +68,9 @@ def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ..
     return (f"locks are not seen by other machines, so start one run of this output at a time. {why}",) if why else ()
 
 
-def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:
+def note_of_files(layout: Layout, requested: Output, roles: Roles) -> tuple[str, ...]:
     """Return a note on more files than automatic shards would give: why they cannot be fewer, and what may help."""
-    if wanted.shard != "auto" or len(layout.arrays[0].grid) <= MOST_FILES:
+    if requested.shard != "auto" or len(layout.arrays[0].grid) <= MOST_FILES:
         return ()
     counts = [-(-n // s) for n, s in zip(layout.shape, layout.shard, strict=True)]
     planes = math.prod(counts[i] for i in roles.looped)

@@ -33,13 +33,8 @@ from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
 from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason, restore_metadata
 
-EXECUTION_KEYS = (
-    "version",
-    "run",
-    "cluster",
-    "allow_import",
-    "import_folder",
-)  # parts of every job that do not affect its result
+# Parts of every job that do not affect its result.
+EXECUTION_KEYS = ("version", "run", "cluster", "allow_import", "import_folder")
 ORPHAN_SECONDS = 60.0  # time that workers of a killed driver have to end before a new driver may write
 
 
@@ -107,7 +102,7 @@ def journal_fingerprint(fingerprint: str, place: int) -> str:
     return f"{fingerprint}-{place}" if place else fingerprint
 
 
-def requested_by(plan: Plan) -> tuple[RequestedOutput, ...]:
+def requested_outputs(plan: Plan) -> tuple[RequestedOutput, ...]:
     first = RunDirectory(plan.run_directory)
     return tuple(RequestedOutput(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
@@ -116,7 +111,7 @@ def requested_by(plan: Plan) -> tuple[RequestedOutput, ...]:
 def check_outputs(plan: Plan) -> None:
     """Refuse outputs that this job may not create or replace, and those that contain files that the job reads."""
     read = [*plan.files, *(path_of(source.path) for source in plan.sources)]
-    for requested in requested_by(plan):
+    for requested in requested_outputs(plan):
         if requested.claim:
             requested.claim.check(may_replace=requested.may_replace_claim)
         if requested.directory.claims_output() and requested.is_of_this_run and not plan.fresh:
@@ -220,7 +215,7 @@ def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_start_over(plan: Plan) -> str:
     """Return the option with which a run starts over."""
-    own = any(output.overwrite for output in plan.outputs) or _is_own(requested_by(plan)[0])
+    own = any(output.overwrite for output in plan.outputs) or _is_own(requested_outputs(plan)[0])
     return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"
 
 
@@ -231,7 +226,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     ``plan``: outputs to claim; ``signals``: signals that end the wait for an output early; by default none.
     """
     signals = signals or Signals()
-    outputs = requested_by(plan)
+    outputs = requested_outputs(plan)
     # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
     # cannot start.
     check_outputs(plan)
@@ -279,7 +274,7 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 def count_done(plan: Plan) -> int:
     """Return the number of blocks of this plan that an earlier run has done; nothing is changed."""
     check_outputs(plan)
-    outputs = requested_by(plan)
+    outputs = requested_outputs(plan)
     for requested in outputs:
         requested.directory.check_place()
         requested.directory.check_free()

@@ -415,8 +415,7 @@ class PtychographyWork(ProgramWork):
 
     def most_kept(self, recipe: ScanRecipe) -> int:
         """Return the number of epochs up to the end of the newest checkpoint's stage."""
-        state = stages_begun(recipe.checkpoints)
-        return sum(stage.epochs for stage in recipe.stages[:state])
+        return sum(stage.epochs for stage in recipe.stages[: stages_begun(recipe.checkpoints)])
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
