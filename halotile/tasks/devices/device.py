@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,8 +24,6 @@ from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from halotile.tasks.denoisers.base import Model
 
 
 # Vector instruction sets by CPU flag, the widest first.
@@ -243,12 +241,12 @@ class Device:
         """The same device, recording the launches of a batch to replay them; None where that is impossible."""
         return None
 
-    def place(self, model: Model) -> Model:
+    def place(self, model: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the model on this device, in the chosen memory layout."""
         if not isinstance(model, self.torch.nn.Module):
             return model
         layout = self.torch.channels_last if self.channels_last else self.torch.contiguous_format
-        placed: Model = model.to(self.name).to(memory_format=layout)
+        placed: Callable[..., torch.Tensor] = model.to(self.name).to(memory_format=layout)
         return placed
 
     def stage(self, pixels: NDArray[Any]) -> Any:
@@ -289,7 +287,9 @@ class Device:
         """Seconds between two times of the clock, both in the past."""
         return float(last - first)
 
-    def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(
+        self, model: Callable[..., torch.Tensor], batch: torch.Tensor, sides: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """``model(batch, **sides)`` at this device's precision, in its memory layout."""
         if self.channels_last and batch.ndim == 4:
             batch = batch.contiguous(memory_format=self.torch.channels_last)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,6 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import Device, Download, set_precision
 from halotile.tasks.lazy import torch
-
-if TYPE_CHECKING:
-    from halotile.tasks.denoisers.base import Model
-
 
 Computation = Callable[[], "torch.Tensor"]
 Name = Literal["upload", "compute", "download"]
@@ -266,7 +262,7 @@ class Gpu(Device):
         self._small_buffers = BufferRing(self.streams.pinned)
         self._allocated: torch.Tensor | None = None
 
-    def place(self, model: Model) -> Model:
+    def place(self, model: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the model on the GPU, before anything is queued on any stream."""
         placed = super().place(model)
         self.streams.synchronize()
@@ -291,7 +287,9 @@ class Gpu(Device):
         """The same GPU, recording."""
         return type(self)(self.name, self.precision, self.channels_last, records=True)
 
-    def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(
+        self, model: Callable[..., torch.Tensor], batch: torch.Tensor, sides: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """``model(batch, **sides)``; with recording, the result is valid until the next call."""
         if not self.records:
             return super().run(model, batch, sides)
@@ -302,7 +300,7 @@ class Gpu(Device):
         return super().run(model, batch, sides) if recorded is None else recorded(batch, sides)
 
     def _try_to_record(
-        self, key: Any, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]
+        self, key: Any, model: Callable[..., torch.Tensor], batch: torch.Tensor, sides: dict[str, torch.Tensor]
     ) -> Recorded | None:
         try:
             recorded = self._recorded[key] = self._record(model, batch, sides)
@@ -316,7 +314,9 @@ class Gpu(Device):
         self.records = False  # it needs a value in between, or allocates in a way of its own
         return None
 
-    def _record(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Recorded:
+    def _record(
+        self, model: Callable[..., torch.Tensor], batch: torch.Tensor, sides: dict[str, torch.Tensor]
+    ) -> Recorded:
         own_batch, own_sides = batch.clone(), {name: side.clone() for name, side in sides.items()}
 
         def call() -> torch.Tensor:
@@ -464,7 +464,7 @@ def _address(pixels: NDArray[Any]) -> int:
     return int(pixels.__array_interface__["data"][0])
 
 
-def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:
+def _key(model: Callable[..., torch.Tensor], batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:
     """Key of a recording: the model with its margin, and the shapes."""
     function, margin = (model.func, str(model.keywords)) if isinstance(model, partial) else (model, "")
     return function, margin, batch.shape, tuple((name, side.shape) for name, side in sorted(sides.items()))

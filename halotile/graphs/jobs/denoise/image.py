@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.plans.choices import check_whole, with_selected
 from halotile.storage import views
 from halotile.storage.arrays import Source, open_source
@@ -29,6 +28,7 @@ from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.inner_tiles import Roles, respanned
 from halotile.tasks.noise.defects import Defects, Repaired, axes_of_given
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, estimate_noise_levels, sample_regions
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 from halotile.tasks.options import Auto
 
 FLAT = 2.0  # ratio of the distances along z and within a plane from which planes are denoised one by one
@@ -276,6 +276,39 @@ class Holed(NamedTuple):
         """Pixels that a block reads beyond its halo, to fill holes."""
         possible = self.holes is not None and not denoiser.takes_valid and depth > 0
         return fill_reach(dims) if possible else 0
+
+
+class Striped(NamedTuple):
+    """Stripes of an image, which are removed or reported."""
+
+    lines: StripedLines | None = None  # lines whose stripes are removed
+    axis: str = ""  # axis along which lines differ; empty without stripes
+    rms: float = 0.0  # standard deviation in samples
+    gain: bool = False  # true if lines clearly differ by factors
+    channels: str = ""  # channels that have them; empty where all have
+
+    @property
+    def text(self) -> str:
+        """The stripes in a few words; empty without any."""
+        return f"{self.rms:.3g} rms along {self.axis}, {'removed' if self.lines else 'kept'}" if self.axis else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        where = f" of {self.channels}" if self.channels else ""
+        lines, wanted = "columns" if self.axis == "x" else "rows", f"axis: {self.axis}{', gain: true' * self.gain}"
+        if self.lines:
+            is_lacking = self.gain and not self.lines.gain
+            return (f"{lines}{where} differ by factors as well: write input.stripes: {{{wanted}}}",) * is_lacking
+        note = (
+            f"{lines}{where} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
+            f"which a denoiser keeps in part. To remove them first, write input.stripes: {{{wanted}}}"
+        )
+        return (note,) * bool(self.axis)
+
+    def read(self, source: Readable, view: Readable) -> Readable:
+        """The image without stripes, which are measured where it is read."""
+        lines = self.lines
+        return WithoutStripes(source, view, LineCorrections(view, lines), lines) if lines else source
 
 
 NO_HOLES, NO_STRIPES = Holed(), Striped()

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from halotile.graphs.jobs.denoise.image import NO_STRIPES, Striped
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, readable_places, spans_of
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
-from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
+from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds import base
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
@@ -26,7 +27,6 @@ from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.trials.gpu_trial import Tuned
 
-NO_STRIPES = Striped()
 # Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are
 # more channels.
 PLANES, PLACES, CHANNELS = 4, 16, 64

@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.denoise.image import JobImage, Levels, note_of_far_value
+from halotile.graphs.jobs.denoise.image import JobImage, Levels, Striped, note_of_far_value
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
-from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.kinds.base import OutputState
 from halotile.graphs.kinds.sections import Tile, stem
 from halotile.graphs.plans.cutting import Halo, resolve_halo

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputUnreadable
+from halotile.graphs.jobs.denoise.image import JobImage, Striped
 from halotile.graphs.kinds.base import Pass, Records
 from halotile.graphs.words import shape_text
 from halotile.storage.arrays import open_source
@@ -28,9 +28,6 @@ from halotile.tasks.noise import stripes
 from halotile.tasks.noise.estimate import spread_evenly
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 
-if TYPE_CHECKING:
-    from halotile.graphs.jobs.denoise.image import JobImage
-
 PHASE = "stripes"
 # Places where stripes are looked for along each axis (half of them in each of several channels), channels, lines of a
 # place, and means along a line.
@@ -41,39 +38,6 @@ CLEAR = 0.4
 # deviation of these from which removing them leaves less than offsets alone.
 ALIKE, SPREAD = 6.0, 0.04
 PLANES = 8  # planes along each axis whose lines are written together
-
-
-class Striped(NamedTuple):
-    """Stripes of an image, which are removed or reported."""
-
-    lines: StripedLines | None = None  # lines whose stripes are removed
-    axis: str = ""  # axis along which lines differ; empty without stripes
-    rms: float = 0.0  # standard deviation in samples
-    gain: bool = False  # true if lines clearly differ by factors
-    channels: str = ""  # channels that have them; empty where all have
-
-    @property
-    def text(self) -> str:
-        """The stripes in a few words; empty without any."""
-        return f"{self.rms:.3g} rms along {self.axis}, {'removed' if self.lines else 'kept'}" if self.axis else ""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        where = f" of {self.channels}" if self.channels else ""
-        lines, wanted = "columns" if self.axis == "x" else "rows", f"axis: {self.axis}{', gain: true' * self.gain}"
-        if self.lines:
-            is_lacking = self.gain and not self.lines.gain
-            return (f"{lines}{where} differ by factors as well: write input.stripes: {{{wanted}}}",) * is_lacking
-        note = (
-            f"{lines}{where} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
-            f"which a denoiser keeps in part. To remove them first, write input.stripes: {{{wanted}}}"
-        )
-        return (note,) * bool(self.axis)
-
-    def read(self, source: Readable, view: Readable) -> Readable:
-        """The image without stripes, which are measured where it is read."""
-        lines = self.lines
-        return WithoutStripes(source, view, LineCorrections(view, lines), lines) if lines else source
 
 
 def choose_stripes(image: JobImage) -> Striped:

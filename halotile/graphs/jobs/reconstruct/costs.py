@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, MODEL, PROCESS, TILE
 from halotile.graphs.solvers import base
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
+from halotile.storage.sharded.layout import Layout
 from halotile.tasks.devices.gpu import BUFFERS
 from halotile.tasks.image_task import Denoised, View
 from halotile.tasks.operators.base import Operator, Shape, engines_of, with_engine
@@ -23,9 +24,6 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.terms import MISFIT, Contributions, FoldedGradient, Gradient, NormalImage, Sensitivity, Term, Wants
-
-if TYPE_CHECKING:
-    from halotile.graphs.jobs.reconstruct.inversion import Inversion
 
 # Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch.
 IMAGES_OF_A_GRADIENT = 9
@@ -38,23 +36,35 @@ COPIES = 3  # images and measurements at once that an operator is assumed to nee
 IMAGES, OPERATORS = "the solver's images", "the operators"
 
 
-def footprint_of_step(work: Inversion) -> Footprint:
-    """Return the memory of one worker during a block of a pass."""
-    grid, form, prior, solver, layout = work.grid, work.form, work.prior, work.solver, work.state_layout
-    size, copies = np.dtype(layout.dtype).itemsize, 2 if work.overlap else 1
+def footprint_of_step(
+    grid: Grid,
+    form: Form,
+    prior: Prior,
+    solver: base.Solver,
+    layout: Layout,
+    *,
+    copies: int,
+    io_threads: int,
+    host_bytes: int | None,
+) -> Footprint:
+    """Return the memory of one worker during a block of a pass.
+
+    ``layout``: of the solver's images; ``copies``: blocks in memory at once; ``host_bytes``: of a GPU's libraries, if measured.
+    """
+    size = np.dtype(layout.dtype).itemsize
     before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
     window = size * _window(grid, before + prior.reach() + form.reach)
-    read = base.images_read(work.solver)
+    read = base.images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
     model, tiles = _denoiser(denoised)
     on_gpu = denoised is not None and denoised.device != "cpu"
     return {
-        PROCESS: IMPORTS_BYTES + (gpu_bytes(work.tuned.host_bytes if work.tuned else None) if on_gpu else 0),
+        PROCESS: IMPORTS_BYTES + (gpu_bytes(host_bytes) if on_gpu else 0),
         MODEL: model,
         IMAGES: copies * (read * window + len(solver.vectors) * core)
-        + 2 * work.io_threads * shard
+        + 2 * io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_pass - 1) * step,
         OPERATORS: IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.

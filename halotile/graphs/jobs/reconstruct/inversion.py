@@ -150,7 +150,16 @@ class Inversion:
 
     def step_footprint(self) -> Footprint:
         """Return the memory of one worker during a block of a pass."""
-        return footprint_of_step(self)
+        return footprint_of_step(
+            self.grid,
+            self.form,
+            self.prior,
+            self.solver,
+            self.state_layout,
+            copies=2 if self.overlap else 1,
+            io_threads=self.io_threads,
+            host_bytes=self.tuned.host_bytes if self.tuned else None,
+        )
 
     def operator_footprints(self) -> Iterator[Footprint]:
         """Yield the memory of one worker during each operator that sees the whole image."""
