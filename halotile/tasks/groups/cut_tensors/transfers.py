@@ -259,7 +259,11 @@ def scatter_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int
 def gather_v(
     x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, destination: int = 0
 ) -> torch.Tensor:
-    """Join the parts of all ranks on rank ``destination``; on the others the result has length 0, and belongs into their loss all the same."""
+    """Join the parts of all ranks on rank ``destination``; the gradient of a part goes back to its rank.
+
+    ``x``: the part of this rank, of length ``sizes[rank]`` along ``dim``. The result has length ``sum(sizes)`` on ``destination``, and length 0
+    on the other ranks, which have to use it in their loss all the same. Another length is a `ConfigError`, as is a rank that does not exist.
+    """
     check_rank("destination", destination, group)
     check_part(x, group, sizes, dim)
     parts = [x if rank == destination else _cut(x, dim) for rank in range(group.world_size)]
@@ -268,7 +272,11 @@ def gather_v(
 
 
 def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
-    """Join the parts of all ranks on every rank; the gradient of a part is the sum over the ranks."""
+    """Join the parts of all ranks on every rank; the gradient of a part is the sum over the ranks.
+
+    ``x``: the part of this rank, of length ``sizes[rank]`` along ``dim``; another length is a `ConfigError`. The result has length ``sum(sizes)``.
+    Gradients of halves are summed in float32.
+    """
     check_part(x, group, sizes, dim)
     # Wide for a moment, so that gradients of halves are summed in float32.
     copies = x.to(wide_type(x)).expand(group.world_size, *x.shape)
@@ -276,14 +284,21 @@ def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: 
 
 
 def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
-    """Sum tensors of the size of the whole over the ranks; each rank keeps its part. Halves are summed in float32, in the order of the ranks."""
+    """Sum tensors over the ranks, in their order; each rank keeps its part of the sum.
+
+    ``x``: of length ``sum(sizes)`` along ``dim`` on every rank. The result has length ``sizes[rank]``. Halves are summed in float32.
+    """
     _check_sizes(group, sizes)
     received = exchange(x.split([*sizes], dim), shapes_like(x, dim, [sizes[group.rank]] * group.world_size), group)
     return torch.stack(received).to(wide_type(x)).sum(0).to(x.dtype)
 
 
 def all_reduce(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
-    """Sum tensors over the ranks, in their order; the gradient is summed in the same way."""
+    """Sum tensors of one shape over the ranks, in their order; the gradient is summed in the same way.
+
+    >>> all_reduce(torch.ones(2), TorchGroup()).tolist()
+    [1.0, 1.0]
+    """
     sizes = even_sizes(x.numel(), group.world_size)
     return all_gather_v(all_reduce_v(x.reshape(-1), group, sizes), group, sizes).view(x.shape)
 
@@ -302,13 +317,20 @@ class _Copy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def copy_v(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
-    """Return a tensor that all ranks have, for a computation that is shared by the ranks; its gradient is summed over the ranks, in their order."""
+    """Return ``x``, which all ranks have alike; its gradient is summed over the ranks, in their order.
+
+    For a computation that the ranks share, such as each on its own part of a batch.
+    """
     copied: torch.Tensor = _Copy.apply(x, group)
     return copied
 
 
 def all_to_all_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[Sequence[int]], dim: int = 0) -> torch.Tensor:
-    """Send consecutive slices to the ranks, and join theirs: ``sizes[a][b]`` is the length that rank a sends to rank b."""
+    """Send consecutive slices to the ranks, and join theirs.
+
+    ``sizes``: a square table, the same on all ranks. ``sizes[a][b]`` is the length along ``dim`` that rank a sends to rank b: row ``rank`` adds up
+    to the length of ``x``, column ``rank`` to that of the result. Another table is a `ConfigError`.
+    """
     _check_table(group, sizes)
     received = [row[group.rank] for row in sizes]
     return transpose(x, group, (dim, sizes[group.rank]), (dim, received))
@@ -376,7 +398,11 @@ def distributed_transpose(
 
 
 def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = True) -> float:
-    """Return the mean, or the sum, of a loss over the ranks, in float64 and for a log: no gradient passes through it."""
+    """Return the mean of a loss over the ranks, or its sum with ``mean=False``, in float64. It is for a log: no gradient passes through it.
+
+    >>> reduce_loss(torch.tensor(0.5), TorchGroup())
+    0.5
+    """
     value = torch.as_tensor(loss).detach().to(torch.float64)
     return float(group.all_reduce(value.to(group.device), "mean" if mean else "sum"))
 
