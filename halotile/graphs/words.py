@@ -5,6 +5,7 @@ import json
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -45,6 +46,16 @@ def counted(count: int, word: str) -> str:
     """
     plural = f"{word.removesuffix('y')}ies" if word.endswith("ry") else f"{word}s"
     return f"{count:,} {word if count == 1 else plural}"
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and texts as a table for a notebook.
+
+    >>> html_table([("output", "a <b>.zarr")])
+    '<table><tr><td>output</td><td>a &lt;b&gt;.zarr</td></tr></table>'
+    """
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows)
+    return f"<table>{cells}</table>"
 
 
 TRACEBACK = "Traceback (most recent call last):"

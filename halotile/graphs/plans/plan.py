@@ -46,7 +46,7 @@ from halotile.graphs.plans.needs import (
 )
 from halotile.graphs.rules.values import check_job
 from halotile.graphs.waiting import Report, no_report
-from halotile.graphs.words import bytes_text
+from halotile.graphs.words import bytes_text, html_table
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, lies_in
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
@@ -253,6 +253,9 @@ class Plan(Planned):
         if len(self.outputs) > 1:
             common["outputs"] = [str(output.path) for output in self.outputs]
         return {"job": self.job.kind, "shape": list(grid.shape), **self.figures, **common}
+
+    def _repr_html_(self) -> str:
+        return html_table(self.kind.rows(self.summary()))
 
 
 @dataclass(frozen=True)

@@ -300,8 +300,9 @@ class _Driver:
         inspection = self._inspect() if not bad else Inspection()
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         with suppress(Exception):  # the page does without
+            digests = [output.journal.image_digest(0).hex() for output in self.outputs.held]
             page = (self.context.directory.path / PAGE).read_text("utf-8")
-            self.context.directory.write_page(with_report(page, report_of(self.plan, inspection, progress)))
+            self.context.directory.write_page(with_report(page, report_of(self.plan, inspection, progress, digests)))
         self.status.end("finished", progress, "")
         found = {"quarantined": bad, "inspection": inspection, "retired": tuple(self.status.retired.values())}
         return Outcome.from_progress(self.plan, progress, **found)

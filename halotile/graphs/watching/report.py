@@ -15,6 +15,7 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress, pixel_rows
+from halotile.graphs.words import html_table
 from halotile.storage.images.planes import ServedImage
 from halotile.storage.images.png import contrast, encode_png, grey
 from halotile.storage.sharded.layout import Layout
@@ -23,13 +24,21 @@ REDUCED, MOST_REDUCED = 400, 4  # edge of a reduced image in pixels, and number 
 RESIDUAL_LEVELS = 3.0  # residual in noise levels that is drawn as black or white
 
 
-def report_of(plan: Plan, inspection: Inspection, progress: Progress) -> dict[str, Any]:
-    """Return the report as JSON: images, tables, and the job with every size decided."""
+def report_of(plan: Plan, inspection: Inspection, progress: Progress, digests: Sequence[str]) -> dict[str, Any]:
+    """Return the report as JSON: images, tables, and the job with every size decided; ``digests``: of the blocks of each output."""
     code = plan.identity.get("code", {})
     tables: dict[str, list[Row]] = {
         "Result": [*pixel_rows(progress), *inspection.rows, *(("warning", warning) for warning in inspection.warnings)],
         "Plan": plan.kind.rows(plan.summary() | {"resumed_blocks": 0}),
+        "Noise of each plane": plan.figures.get("noise_by_plane", []),
         "Commands": _commands(plan),
+        "Digests": [
+            ("job and input", plan.fingerprint),
+            *(
+                ("output", f"{digest}, {output.path.name}")
+                for digest, output in zip(digests, plan.outputs, strict=False)
+            ),
+        ],
         "Versions": [
             *((name, str(version)) for name, version in code.items()),
             ("machine", f"{platform.platform()}, {cores_here()} cores"),
@@ -68,18 +77,13 @@ def _encoded(drawn: NDArray[np.uint8]) -> str:
 
 
 def as_html(rows: Sequence[Row], places: Sequence[InspectedPlace] = ()) -> str:
-    """Return a table for a notebook, under images before and after.
-
-    >>> as_html([("output", "a <b>.zarr")])
-    '<table><tr><td>output</td><td>a &lt;b&gt;.zarr</td></tr></table>'
-    """
+    """Return a table for a notebook, under images before and after."""
     shown = "".join(
         f'<figure style="display: inline-block"><img src="data:image/png;base64,{png}"><figcaption>{name}, {escape(place.title)}</figcaption></figure>'
         for place in places
         for name, png in _images(*place[1:])
     )
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows)
-    return f"{shown}<table>{cells}</table>"
+    return shown + html_table(rows)
 
 
 def _commands(plan: Plan) -> list[Row]:

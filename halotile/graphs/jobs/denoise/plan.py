@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from halotile.graphs.jobs.denoise import pixels
 from halotile.graphs.jobs.denoise.channels import (
     ChannelGroup,
@@ -50,7 +52,14 @@ from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_denoiser
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import MODEL, io_threads_for, no_more_than
-from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
+from halotile.graphs.plans.notes import (
+    levels_text,
+    note_of_files,
+    notes_of,
+    notes_of_levels,
+    notes_of_place,
+    place_text,
+)
 from halotile.graphs.plans.plan import place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import compare_tiles, compared_on_image, expect_trial, try_denoiser
@@ -127,6 +136,19 @@ class _Part:
         if self.photons:
             return self.photons.note(roles)
         return "" if self.levels is None else levels_text(self.levels, roles, self.values)
+
+    def noise_by_plane(self, roles: Roles) -> list[tuple[str, str]]:
+        """The noise of each plane, for the report; empty where it is one for all."""
+        if self.photons:
+            parts = dict(zip(("gain", "offset", "read noise"), np.broadcast_arrays(*self.photons.noise), strict=True))
+        else:
+            low, high = self.values or (0, 1)
+            parts = {"noise level": np.zeros(()) if self.levels is None else self.levels * (high - low)}
+        shape = next(iter(parts.values())).shape
+        texts = {
+            place: ", ".join(f"{name} {part[place]:.4g}" for name, part in parts.items()) for place in np.ndindex(shape)
+        }
+        return [(place_text(roles, place), text) for place, text in texts.items()] if math.prod(shape) > 1 else []
 
 
 def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
@@ -346,7 +368,9 @@ def _figures_of(sized: _Sized) -> dict[str, Any]:
     settings = [{"channels": list(part.channels.names), "setting": part.channels.setting} for part in parts]
     texts = [(part.channels, part.noise_text(sized.image.roles)) for part in sized.parts]
     named = notes_of_parts([(each, [text] if text else []) for each, text in texts])
-    return ({"channels": settings} if settings else {}) | ({"noise": "\n".join(named)} if named else {})
+    by_plane = sized.parts[0].noise_by_plane(sized.image.roles) if len(sized.parts) == 1 else []
+    settled = {"channels": settings, "noise_by_plane": by_plane}
+    return {key: value for key, value in settled.items() if value} | ({"noise": "\n".join(named)} if named else {})
 
 
 def _decided(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
