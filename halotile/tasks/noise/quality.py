@@ -1,6 +1,7 @@
 """Quality of a denoised image without the true one: an unbiased estimate of its squared error, and the faint detail that it keeps."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,14 +19,20 @@ Denoise = Callable[[Values], Values]  # denoises an image of shape (channels, ro
 STEP = 0.1  # standard deviation of the probe, relative to that of the noise
 FEW = 100  # photons in a pixel, on the average, from which the count may be taken for continuous
 PITCH = 8  # distance of the pixels that lose or gain a photon at once: beyond it, few denoisers mix them
-# Their positions, in turn.
-PLACES = (
-    *((1, 1), (3, 2), (0, 6), (2, 5), (4, 4), (5, 0), (6, 7), (7, 3)),
-    *((5, 3), (7, 4), (4, 0), (6, 6), (0, 5), (1, 2), (2, 1), (3, 7)),
-)
+PLACES = ((1, 1), (3, 2), (0, 6), (2, 5), (4, 4), (5, 0), (6, 7), (7, 3))  # their positions, in turn
 
 
-def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int = 0) -> float:
+class Risk(NamedTuple):
+    """Estimate of a mean squared error, relative to that of the noisy image."""
+
+    error: float
+    spread: float  # standard deviation that it has by the choice of the probe
+
+
+NO_RISK = Risk(math.nan, math.nan)
+
+
+def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int = 0) -> Risk:
     """Unbiased estimate of the mean squared error, relative to that of the noisy image; no change has 1.
 
     With ``y`` the image, ``f`` the denoiser and ``v`` the variance at the value of each pixel, it is
@@ -33,7 +40,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     photons take whole steps: ``c`` is the signal times the change of ``f`` when its pixel loses one photon (PURE); read noise adds its slope there.
 
     ``noisy``: image of shape (channels, rows, columns); NaN in holes, which do not count; ``noise``: its parts broadcast to the image; NaN where there
-    is none, which does not count; ``denoise``: `f`; ``seed``: which signs are drawn.
+    is none, which does not count; ``denoise``: `f`; ``seed``: which signs are drawn, and which pixels are probed.
 
     References
     ----------
@@ -44,7 +51,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     Examples
     --------
     >>> counts = np.random.default_rng(0).poisson(3.0, (1, 256, 256)).astype(float)
-    >>> round(unbiased_risk(counts, PhotonNoise.from_values(np.array(1.0), np.array(0.0)), lambda image: (image + 3) / 2), 1)
+    >>> round(unbiased_risk(counts, PhotonNoise.from_values(np.array(1.0), np.array(0.0)), lambda image: (image + 3) / 2).error, 1)
     0.2
     """
     denoised = denoise(noisy)
@@ -53,19 +60,22 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     errors, signs = np.square(denoised - noisy) - own, np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
     if np.nanmean(own) < FEW * np.nanmean(np.square(gain)):
         changes, read = np.full(noisy.shape, np.nan), np.nan_to_num(read)  # no NaN may reach the denoiser
-        for probed in _lattices(noisy.shape):
-            # Others gain a photon, or a filter that is wider than the lattice would see the mean fall.
-            lost, photons = probed & (signs > 0), np.where(probed, signs, 0)
-            fewer = denoise(noisy - photons * gain)
-            change = (noisy - offset) * (denoised - fewer)
+        for probed in _lattices(noisy.shape, seed):
+            # Half of them lose it, then the other half: what a pixel sees of the others has the same mean both times.
+            halves = probed & (signs > 0), probed & (signs < 0)
+            first, second = (denoise(noisy - lost * gain) for lost in halves)
+            change = (noisy - offset) * (second - first)
             if read.any():
-                change += read * (fewer - denoise(noisy - photons * (gain + STEP * read))) / STEP
-            changes[lost] = change[lost]
+                once, again = (denoise(noisy - lost * (gain + STEP * read)) for lost in halves)
+                change += read * (first - once - second + again) / STEP
+            changes[probed] = (signs * change)[probed]
     else:
         step = STEP * noise_sigma(noisy, noise)
         step = np.nan_to_num(step, nan=float(np.nanmean(step)))
         changes = own * signs * (denoise(noisy + step * signs) - denoised) / step
-    return float((np.nanmean(errors) + 2 * np.nanmean(changes)) / np.nanmean(own))
+    level, count = np.nanmean(own), np.isfinite(changes).sum()
+    spread = 2 * np.nanstd(changes) / math.sqrt(max(1, count)) / level
+    return Risk(float((np.nanmean(errors) + 2 * np.nanmean(changes)) / level), float(spread))
 
 
 def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray[np.bool_]]:
@@ -106,12 +116,14 @@ def _local_mean(pixels: Values) -> Values:
     return mean
 
 
-def _lattices(shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield masks of the pixels that are probed at once: far from each other, and at other places in each channel."""
+def _lattices(shape: tuple[int, ...], seed: int) -> Iterator[Array]:
+    """Yield masks of the pixels that are probed at once: far from each other, and at other places in each channel and for each seed."""
     for row, column in PLACES:
         probed = np.zeros(shape, bool)
         for number, channel in enumerate(probed):
-            channel[(row + 3 * number) % PITCH :: PITCH, (column + 5 * number) % PITCH :: PITCH] = True
+            channel[(row + 3 * (number + seed)) % PITCH :: PITCH, (column + 5 * (number + seed)) % PITCH :: PITCH] = (
+                True
+            )
         yield probed
 
 

@@ -520,7 +520,7 @@ class HeldOutErrors:
             )
             return found
 
-        return unbiased_risk(self.noisy, self.noise, denoise)
+        return unbiased_risk(self.noisy, self.noise, denoise).error
 
     @cached_property
     def filters(self) -> CurveRow:

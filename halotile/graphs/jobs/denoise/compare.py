@@ -31,7 +31,15 @@ from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.noise.estimate import SAMPLES, plane_regions, sample_regions
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
-from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
+from halotile.tasks.noise.quality import (
+    NO_RISK,
+    FaintDetail,
+    Risk,
+    faint_detail,
+    noise_sigma,
+    unbiased_risk,
+    without_outliers,
+)
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
 
@@ -44,6 +52,8 @@ LARGEST = 1024  # edge of the largest crop that is asked for
 # that at most.
 NEAR, MUCH_LESS = 2.0, 2 / 3
 TIE = 10**0.01  # ratio of errors, 0.1 dB, up to which settings are equal
+# Estimates of an error, at most, and difference that they have to tell, relative to the smallest error: about 0.2 dB.
+PROBES, TOLD = 8, 0.05
 
 
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
@@ -122,6 +132,7 @@ class TriedSetting:
     statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
     # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
     error: float
+    spread: float  # standard deviation that the estimate has by its random probes
     detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
     repairs: bool = False  # true if its job replaces defects
 
@@ -315,6 +326,9 @@ def _compared(
             tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
+    tried = _probed_again(
+        tried, lambda setting, seed: unbiased_risk(repaired, judged or noise, crops[setting].denoise, seed)
+    )
     reasons = {setting: str(error) for setting, error in failed.items()}
     mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
     photons = noise if np.any(noise.gain) else None
@@ -364,9 +378,26 @@ def _evaluated(
     denoised, denoise, sigma = crop.denoised, crop.denoise, noise_sigma(repaired, noise)
     # Outliers do not count here either.
     residual = (np.where(crop.noisy == repaired, repaired, np.nan) - denoised.astype(np.float64)) / sigma
-    error = unbiased_risk(repaired, judged, denoise) if judged else math.nan
-    if judged and not math.isfinite(error):
+    risk = unbiased_risk(repaired, judged, denoise) if judged else NO_RISK
+    if judged and not math.isfinite(risk.error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
     statistics, repairs = Residual.from_images(residual), crop.task.defects is not None
-    return TriedSetting(setting, denoised, residual, statistics, error, detail, repairs)
+    return TriedSetting(setting, denoised, residual, statistics, *risk, detail, repairs)
+
+
+def _probed_again(tried: list[TriedSetting], estimate: Callable[[Setting, int], Risk]) -> list[TriedSetting]:
+    """Estimate errors again with other probes, for the settings that may be the best as far as the estimates can tell, until they can."""
+    risks = {each.setting: [Risk(each.error, each.spread)] for each in tried}
+    means = {setting: found[0] for setting, found in risks.items()}
+    for seed in range(1, PROBES):
+        best = min(means.values())
+        doubts = {setting: 2 * math.hypot(each.spread, best.spread) for setting, each in means.items()}
+        open_ones = [s for s, each in means.items() if TOLD * best.error < doubts[s] > each.error - best.error]
+        if len(open_ones) < 2:
+            break
+        for setting in open_ones:
+            risks[setting].append(estimate(setting, seed))
+            found = np.array(risks[setting])
+            means[setting] = Risk(float(found[:, 0].mean()), float(found[:, 1].mean()) / math.sqrt(len(found)))
+    return [replace(each, error=means[each.setting].error, spread=means[each.setting].spread) for each in tried]

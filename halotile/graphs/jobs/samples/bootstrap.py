@@ -139,7 +139,7 @@ def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> 
             counts = np.isfinite(variance)
             seen += int(counts.sum())
             if counts.sum() > ENOUGH // PLACES:
-                risk = unbiased_risk(crop.noisy, noise, crop.denoise) * variance[counts].mean()
+                risk = unbiased_risk(crop.noisy, noise, crop.denoise).error * variance[counts].mean()
                 block = Block(0, (0,) * len(region.start), crop.region, window)
                 _, denoised, deviation = stages.compute(block, image, Receipt())
                 after, wide = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
