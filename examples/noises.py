@@ -99,7 +99,7 @@ def main() -> None:
             "error " + ", ".join(f"{error:.1f}" for error in errors.values()),
         ]
         cells.append(Cell(kind.title, [grey(image[SHOWN][None], low, high) for image in images.values()], lines))
-    draw_sheet(request.out / "noises.png", cells)
+    (request.out / "noises.png").write_bytes(draw_sheet(cells))
 
 
 if __name__ == "__main__":

@@ -131,13 +131,10 @@ def draw(path: Path, images: Mapping[str, zarr.Array | Retina], size: int) -> No
     edge = -(-size // step)
     top, left = (min(start, size - edge) for start in OPTIC_DISC)
     parts = (np.s_[top : top + edge, left : left + edge], np.s_[::step, ::step])
-    draw_sheet(
-        path,
-        [
-            Cell(title, [grey(np.asarray(image[part])[None], 0, 0.9) for part in parts])
-            for title, image in images.items()
-        ],
-    )
+    shown = [
+        (title, [grey(np.asarray(image[part])[None], 0, 0.9) for part in parts]) for title, image in images.items()
+    ]
+    path.write_bytes(draw_sheet([Cell(title, drawn) for title, drawn in shown]))
 
 
 def main() -> None:

@@ -17,10 +17,11 @@ from halotile.cli.export import preview as draw
 from halotile.cli.info import describe
 from halotile.cli.status import RunStatus, find_run, output_of, read_status
 from halotile.cli.viewing import ImageServer, panels_of
+from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
 
 if TYPE_CHECKING:
-    from halotile.graphs.jobs.denoise.compare import Comparison
+    from halotile.graphs.jobs.denoise.comparison import Comparison
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.verify import Verdict
     from halotile.graphs.watching.progress import Observer
@@ -344,6 +345,10 @@ def try_settings(
     >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
     ('denoiser.strength=1',)
     """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"settings is a {type(settings).__name__}. Write a mapping, such as {{'denoiser.strength': [0.5, 1, 2]}}."
+        )
     values = [f"{key}={comparing.listed(values)}" for key, values in settings.items()]
     request = TryRequest(
         config=Path(job),

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from skimage import color, data
 from skimage.transform import downscale_local_mean
 
-from halotile.graphs.jobs.denoise.compare import Comparison, Setting, compare
+from halotile.graphs.jobs.denoise.compare import compare
+from halotile.graphs.jobs.denoise.comparison import Comparison, Setting
 from tests.benchmarks.bars import Figure
 from tests.support import job_of, write_zarr
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from skimage.data import camera, cell, clock, coins, moon, retina
 
-from halotile.cli.comparing import rows_of
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting, compare
+from halotile.graphs.jobs.denoise.compare import compare
+from halotile.graphs.jobs.denoise.comparison import Comparison, Setting, TriedSetting, rows_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.sections import DenoiserChoice
@@ -319,7 +319,9 @@ def test_pixels_that_do_not_count_reach_no_denoiser_as_holes() -> None:
         seen.append(bool(np.isfinite(image).all()))
         return image
 
-    assert unbiased_risk(counts, PhotonNoise(np.array(1.0), np.array(0.0), read), denoise) == pytest.approx(1, abs=0.05)
+    assert unbiased_risk(counts, PhotonNoise(np.array(1.0), np.array(0.0), read), denoise).error == pytest.approx(
+        1, abs=0.05
+    )
     assert seen == [True] * (1 + 16)
 
 

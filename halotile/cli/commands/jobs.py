@@ -67,14 +67,15 @@ def validate(config: arg.Config, overrides: arg.Overrides = None, as_json: arg.J
 def try_settings(request: arg.TryRequest, as_json: arg.Json = False, quiet: arg.Quiet = False) -> None:
     """Compare settings on a crop, side by side. Each denoises it as a run would."""
     from halotile.cli import comparing
+    from halotile.graphs.jobs.denoise.comparison import failures_of, rows_of
 
     comparison = comparing.try_settings(request, report=complain)
-    for failure in comparing.failures_of(comparison):
+    for failure in failures_of(comparison):
         complain(f"not shown: {failure}")
     if as_json:
         print_json(comparing.comparison_json(comparison, request.file))
     elif not quiet:
-        print_rows(str(request.file or "settings"), comparing.rows_of(comparison))
+        print_rows(str(request.file or "settings"), rows_of(comparison))
 
 
 COUNTS = "Numbers of workers to compare; 1, 2, 4 and so on up to run.workers when left out."

@@ -17,17 +17,7 @@ import numpy as np
 from halotile.errors import ConfigError, DiskRefused, MemoryRefused, OutputRefused
 from halotile.graphs.clusters.base import AUTO
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
-from halotile.graphs.kinds.base import (
-    JobKind,
-    JobOutput,
-    Need,
-    OutputState,
-    Placement,
-    Planned,
-    PlanRequest,
-    Requested,
-    kind_of,
-)
+from halotile.graphs.kinds import base
 from halotile.graphs.kinds.sections import Job, NamedChoice, Run, parse_bytes, takes_many
 from halotile.graphs.plans.choices import computed_by
 from halotile.graphs.plans.identity import as_stored, differences_of_runs, fingerprint, may_be_same
@@ -63,7 +53,7 @@ WHOLE = ("denoiser", "channels")  # keys whose values are decided as a whole
 
 def documents_of(
     job: Job,  # with its number of workers decided
-    requested: Requested,  # number of workers that was asked for
+    requested: base.Requested,  # number of workers that was asked for
     given: Mapping[str, Any] | None = None,  # parts that are written differently from their fields
     # keys of sections whose values were decided, by section; for values outside sections the value itself
     resolved: Mapping[str, Any] | None = None,
@@ -101,7 +91,7 @@ class Documents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Planned):
+class Plan(base.Planned):
     """A job that can start."""
 
     documents: Documents  # job as configurations
@@ -109,8 +99,8 @@ class Plan(Planned):
     free_disk_bytes: int  # free space on the file system of the output
 
     @cached_property
-    def kind(self) -> JobKind:
-        return kind_of(self.job)
+    def kind(self) -> base.JobKind:
+        return base.kind_of(self.job)
 
     @property
     def counted(self) -> str:
@@ -118,7 +108,7 @@ class Plan(Planned):
         return self.kind.steps.counted if self.kind.steps else "block"
 
     @property
-    def outputs(self) -> tuple[JobOutput, ...]:
+    def outputs(self) -> tuple[base.JobOutput, ...]:
         """The arrays that are written; messages and status name the first."""
         return self.work.outputs
 
@@ -173,7 +163,7 @@ class Plan(Planned):
         return outputs + self.scratch_inodes
 
     @property
-    def largest_need(self) -> Need:
+    def largest_need(self) -> base.Need:
         """Memory of the task that needs most."""
         return max(self.needs, key=lambda need: need.total_bytes)
 
@@ -312,13 +302,13 @@ def make_plan(
             "input.path is a pattern, which `recon-cli run`, `plan` and `submit` take image by image, on one cluster. "
             "In Python make one call for each of glob.glob."
         )
-    kind = kind_of(job)
+    kind = base.kind_of(job)
     if same_input and not kind.inputs:
         raise ConfigError(
             f"--same-input is not for job {job.kind}, whose blocks are not each computed from the same place of one input. "
             "Leave it out, or start over with --fresh."
         )
-    request = PlanRequest(fresh, same_input, probe, makes_folder, report)
+    request = base.PlanRequest(fresh, same_input, probe, makes_folder, report)
     kind.check_places(job)
     state = inspect_output(job, request)
     plan = _finish(kind.make_plan(job, state, request), state, request)
@@ -329,7 +319,7 @@ def make_plan(
     return plan
 
 
-def _finish(planned: Planned, state: OutputState, request: PlanRequest) -> Plan:
+def _finish(planned: base.Planned, state: base.OutputState, request: base.PlanRequest) -> Plan:
     """Add what all plans have."""
     job, placement = planned.job, planned.placement
     identity, earlier = compare_with_earlier(job, planned.identity, state, request)
@@ -372,7 +362,7 @@ def _check_puts(plan: Plan) -> None:
             )
 
 
-def inspect_output(job: Job, request: PlanRequest) -> OutputState:
+def inspect_output(job: Job, request: base.PlanRequest) -> base.OutputState:
     """Inspect the output path of a job."""
     check_dots(job.place)
     output = full_path(job.place)
@@ -380,10 +370,14 @@ def inspect_output(job: Job, request: PlanRequest) -> OutputState:
     directory = RunDirectory.beside(output)
     previous = None if request.fresh else directory.read_valid_plan()
     kind = (previous or {}).get("job", job.kind)
-    return OutputState(output, directory, previous) if kind == job.kind else OutputState(output, directory, None, kind)
+    return (
+        base.OutputState(output, directory, previous)
+        if kind == job.kind
+        else base.OutputState(output, directory, None, kind)
+    )
 
 
-def place_job(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Placement[J]:
+def place_job(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> base.Placement[J]:
     """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU, unless it trains a network."""
     precision_requested = job.run.precision
     if denoiser is None:
@@ -399,10 +393,10 @@ def place_job(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Pla
     cluster = cluster_for(job.cluster, device)
     job, requested = with_workers(job, cluster, device)
     machine = machine_bytes() if is_here(cluster) else None
-    return Placement(job, requested, cluster, device, precision, notes, machine)
+    return base.Placement(job, requested, cluster, device, precision, notes, machine)
 
 
-def place_ranks(job: J, slots: int) -> Placement[J]:
+def place_ranks(job: J, slots: int) -> base.Placement[J]:
     """Decide workers and device of a program of ranks: no more than a batch has slots, and one where they would share a GPU."""
     placement = place_job(job, None, trains=True)
     most, why = slots, "one for each of the slots"
@@ -421,7 +415,7 @@ def place_ranks(job: J, slots: int) -> Placement[J]:
 
 
 def compare_with_earlier(
-    job: Job, identity: dict[str, Any], state: OutputState, request: PlanRequest
+    job: Job, identity: dict[str, Any], state: base.OutputState, request: base.PlanRequest
 ) -> tuple[dict[str, Any], Earlier]:
     """Return the identity of a job, and its relation to the run that exists at its output.
 
@@ -434,7 +428,7 @@ def compare_with_earlier(
     previous = state.previous
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)
-    kind = kind_of(job)
+    kind = base.kind_of(job)
     before, inputs = previous["identity"], kind.inputs
     same_inputs: list[dict[str, Any]] = previous.get("same_inputs", [])
     if may_be_same(before, identity, inputs):

@@ -249,10 +249,10 @@ def grey(pixels: NDArray[Any], low: float, high: float, hole: int = 0) -> Drawn:
     return drawn
 
 
-def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> None:
-    """Draw cells in rows, the notes in the room below the images of the first one.
+def draw_sheet(cells: Sequence[Cell], notes: Sequence[str] = ()) -> bytes:
+    """Return a PNG with cells in rows, and the notes in the room below the images of the first one.
 
-    ``path``: the PNG; ``cells``: all with images of one shape; the first one may have fewer; ``notes``: paragraphs.
+    ``cells``: all with images of one shape; the first one may have fewer; ``notes``: paragraphs.
     """
     check_drawing()
     from PIL import Image, ImageDraw
@@ -296,7 +296,7 @@ def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> 
             y += round(len(wrapped) * TEXT * _LINE)
     file = BytesIO()
     sheet.save(file, "png")
-    DISK.write_file(path, [file.getvalue()])
+    return file.getvalue()
 
 
 def _foot(cell: Cell, width: int) -> list[tuple[str, tuple[int, int, int]]]:

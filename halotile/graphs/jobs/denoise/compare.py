@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError, InputUnreadable, TaskFailed
+from halotile.graphs.jobs.denoise.comparison import Comparison, Score, Setting, TriedSetting
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, readable_places, spans_of
@@ -29,17 +29,9 @@ from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.noise.estimate import SAMPLES, plane_regions, sample_regions
-from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
+from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
-from halotile.tasks.noise.quality import (
-    NO_RISK,
-    FaintDetail,
-    Risk,
-    faint_detail,
-    noise_sigma,
-    unbiased_risk,
-    without_outliers,
-)
+from halotile.tasks.noise.quality import NO_RISK, Risk, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
 
@@ -48,10 +40,6 @@ CANDIDATES = 16  # places; the one with most structure is taken
 # Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by.
 SMALLEST, NARROWEST = 16, 4
 LARGEST = 1024  # edge of the largest crop that is asked for
-# Ratio of errors up to which a setting may be preferred for the faint detail that it keeps, and what the best keeps of
-# that at most.
-NEAR, MUCH_LESS = 2.0, 2 / 3
-TIE = 10**0.01  # ratio of errors, 0.1 dB, up to which settings are equal
 # Estimates of an error, at most, and difference that they have to tell, relative to the smallest error: about 0.2 dB.
 PROBES, TOLD = 8, 0.05
 
@@ -116,79 +104,7 @@ def _structure(image: Values) -> float:
     return float(sum(np.where(np.isfinite(step), step, 0).sum() for step in steps) / squares.size)
 
 
-Setting = tuple[str, ...]  # overrides of a job file, such as `("denoiser.strength=0.5",)`
 Failed = dict[Setting, HalotileError]  # settings that cannot be used, with the reasons
-Score = Literal["SURE", "PURE"]  # unbiased risk estimates for Gaussian noise, and for noise of photons
-
-
-@dataclass(frozen=True)
-class TriedSetting:
-    """A setting with the crop that it denoised."""
-
-    setting: Setting  # overrides of the job file
-    denoised: NDArray[Any]  # pixels that a run writes there
-    # noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes
-    residual: Values
-    statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
-    # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
-    error: float
-    spread: float  # standard deviation that the estimate has by its random probes
-    detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
-    repairs: bool = False  # true if its job replaces defects
-
-    @property
-    def detail_kept(self) -> float:
-        """Share of the faint detail that is left, the mean over its heights."""
-        return float(np.mean([found.kept for found in self.detail])) if self.detail else 1.0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Settings compared on one crop."""
-
-    place: Spans  # crop: first and last pixel, excluding that, along each axis of the image
-    noisy: Values  # crop; NaN in holes
-    noise: float  # mean standard deviation of the noise there, in the units of the file
-    # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
-    photons: PhotonNoise | None
-    score: Score  # the estimate of the error
-    tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
-    failed: Mapping[Setting, str]  # others, with the reason
-    outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
-    correlation: NoiseCorrelation | None = None  # that of the noise, where it is clear: no error can be estimated then
-    preferred: Setting | None = None  # the one that is suggested among those of equal errors
-    # that of each channel by its name, this one first, and what a job file has for the suggestions where they differ;
-    # empty where one channel was compared, or all together
-    channels: Mapping[str, Comparison] = field(default_factory=dict)
-    written: Mapping[str, Any] = field(default_factory=dict)
-    colours: tuple[str, ...] = ()  # colours of these channels, six hexadecimal digits each
-    missing: Mapping[str, str] = field(default_factory=dict)  # channels that cannot be compared, with the reason
-
-    @property
-    def best(self) -> TriedSetting:
-        """The setting with the smallest estimated error; the first where none can be estimated."""
-        return min(self.tried, key=lambda tried: tried.error)
-
-    @property
-    def tied(self) -> list[TriedSetting]:
-        """The settings whose errors are the smallest as far as the estimate can tell: it leaves outliers out, so those that replace them, if any do."""
-        least = [tried for tried in self.tried if tried.error <= max(TIE * self.best.error, self.best.error)]
-        return [tried for tried in least if tried.repairs and self.outliers] or least
-
-    @property
-    def suggested(self) -> TriedSetting | None:
-        """One of these, if the smallest error is less than that of the noisy crop."""
-        tied = sorted(self.tied, key=lambda tried: (tried.setting != self.preferred, tried.error))
-        return tied[0] if self.best.error < 1 else None
-
-    @property
-    def keeps_more(self) -> TriedSetting | None:
-        """A setting of little more error than the best that keeps much more of the faint detail, which hardly counts in the error."""
-        if (suggested := self.suggested) is None:
-            return None
-        near = [tried for tried in self.tried if tried.error <= NEAR * max(self.best.error, 0)]
-        most = max(near, key=lambda tried: tried.detail_kept, default=suggested)
-        return most if suggested.detail_kept < MUCH_LESS * most.detail_kept else None
 
 
 def compare(
@@ -392,8 +308,8 @@ def _probed_again(tried: list[TriedSetting], estimate: Callable[[Setting, int], 
     means = {setting: found[0] for setting, found in risks.items()}
     for seed in range(1, PROBES):
         best = min(means.values())
-        doubts = {setting: 2 * math.hypot(each.spread, best.spread) for setting, each in means.items()}
-        open_ones = [s for s, each in means.items() if TOLD * best.error < doubts[s] > each.error - best.error]
+        margins = {setting: 2 * math.hypot(each.spread, best.spread) for setting, each in means.items()}
+        open_ones = [s for s, each in means.items() if TOLD * best.error < margins[s] > each.error - best.error]
         if len(open_ones) < 2:
             break
         for setting in open_ones:

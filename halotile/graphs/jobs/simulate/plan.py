@@ -21,19 +21,7 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     written,
 )
 from halotile.graphs.jobs.simulate.job import Simulation
-from halotile.graphs.kinds.base import (
-    Gather,
-    Need,
-    OutputArray,
-    OutputState,
-    Pass,
-    PassCount,
-    Planned,
-    PlanRequest,
-    RunView,
-    Sums,
-    Work,
-)
+from halotile.graphs.kinds import base
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.choices import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.cutting import Geometry, axes_like, block_unit, blocks_for, layout_like, overlap_pays
@@ -54,30 +42,30 @@ PHASE = "simulate"
 
 
 @dataclass(frozen=True)
-class SimulateWork(Work):
+class SimulateWork(base.Work):
     """Measurements, each an output of its own."""
 
-    measurements: tuple[tuple[OutputArray, Simulated], ...]
+    measurements: tuple[tuple[base.OutputArray, Simulated], ...]
     overlap: bool
 
     @property
-    def outputs(self) -> tuple[OutputArray, ...]:
+    def outputs(self) -> tuple[base.OutputArray, ...]:
         """The measurements."""
         return tuple(output for output, _ in self.measurements)
 
     @property
-    def passes(self) -> tuple[PassCount, ...]:
+    def passes(self) -> tuple[base.PassCount, ...]:
         """One pass for each measurement."""
-        return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
+        return tuple(base.PassCount(PHASE, output.grid) for output in self.outputs)
 
-    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: base.RunView) -> Generator[base.Pass | base.Gather, base.Sums, None]:
         """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
         for number, (output, simulated) in enumerate(self.measurements):
             task = ImageTask(
                 grid=output.grid, images=((ShardWriter(output.path, output.layout), simulated),), overlap=self.overlap
             )
             title = f" while {output.path.name} was made"
-            yield Pass(PHASE, task, output, number, title)
+            yield base.Pass(PHASE, task, output, number, title)
 
 
 WINDOWS_AT_ONCE = 10  # images of a block's window that an operator and its noise hold at once: an estimate
@@ -90,21 +78,21 @@ class _Measurement:
 
     choice: OperatorChoice
     operator: Operator
-    output: OutputArray
+    output: base.OutputArray
     simulated: Simulated
     needed_bytes: int
 
     @property
-    def need(self) -> Need:
+    def need(self) -> base.Need:
         """Memory that one worker holds during a block of it."""
-        return Need(
+        return base.Need(
             f"one block of {list(self.output.grid.block)} of {self.output.path}",
             {PROCESS: IMPORTS_BYTES, "the pixels": self.needed_bytes - IMPORTS_BYTES},
             SMALLER,
         )
 
 
-def plan_simulation(job: Simulation, state: OutputState, request: PlanRequest) -> Planned:
+def plan_simulation(job: Simulation, state: base.OutputState, request: base.PlanRequest) -> base.Planned:
     """Decide every size of the measurements."""
     placement = place_job(job, None)
     job = placement.job
@@ -118,7 +106,7 @@ def plan_simulation(job: Simulation, state: OutputState, request: PlanRequest) -
     )
     work = SimulateWork(tuple((m.output, m.simulated) for m in measurements), overlap_pays(job.run))
     whole_paths = [written(replace(choice, data=os.path.abspath(choice.data))) for choice in job.operators]
-    return Planned(
+    return base.Planned(
         placement=placement,
         work=work,
         sources=(reference, *(source for operator in operators for source in sources_in(operator))),
@@ -175,7 +163,7 @@ def _measurement(
         operator=number,
     )
     grid = Grid(shape, block, ((0, 0),) * len(block))
-    output = OutputArray(path, layout, grid, job.output.overwrite, key=f"operators[{number}].data")
+    output = base.OutputArray(path, layout, grid, job.output.overwrite, key=f"operators[{number}].data")
     return _Measurement(choice, operator, output, simulated, needed + 2 * kept_bytes([reference]))
 
 

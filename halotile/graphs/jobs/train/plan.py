@@ -23,17 +23,7 @@ from halotile.graphs.jobs.train.images import (
     steps_of_epochs,
 )
 from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, describe_weights, result_rows
-from halotile.graphs.kinds.base import (
-    AnyPass,
-    Inspection,
-    Need,
-    OutputFile,
-    OutputState,
-    Planned,
-    PlanRequest,
-    RunView,
-    Sums,
-)
+from halotile.graphs.kinds import base
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.identity import code_versions
@@ -76,13 +66,13 @@ class TrainWork(ProgramWork):
         """Return a function that encodes the weights."""
         return partial(_encode, recipe)
 
-    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
+    def run(self, at: base.RunView) -> Generator[base.AnyPass, base.Sums, None]:
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
         with suppress(*GONE):  # weights that were removed meanwhile are named where the run ends
             self._describe(at)
 
-    def _describe(self, at: RunView) -> None:
+    def _describe(self, at: base.RunView) -> None:
         """Write the model card, unless it is there."""
         weights, plan = Path(str(self.output.path)), at.directory.read_plan()
         before, digest = (
@@ -104,12 +94,12 @@ class TrainWork(ProgramWork):
     def _denoiser(self, weights: str) -> dict[str, Any]:
         return {**self.recipe.network.denoiser(self.recipe.channels), "weights": weights}
 
-    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> base.Inspection:
         """Return the last figures of the curve, and the denoiser to write into a job."""
         last, drawing = self.last_row()
         denoiser = self._denoiser(str(self.output.path))
         figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
-        return Inspection(
+        return base.Inspection(
             figures | {"denoiser": denoiser},
             [*result_rows(last, denoiser, drawing), ("model card", str(self.description))],
         )
@@ -147,7 +137,7 @@ class _Length:
     seconds_per_step: float | None = None
 
 
-def plan_training(job: Training, state: OutputState, request: PlanRequest) -> Planned:
+def plan_training(job: Training, state: base.OutputState, request: base.PlanRequest) -> base.Planned:
     """Decide the length of a training and the memory of its workers."""
     placement = place_ranks(job, job.slots)
     job = placement.job
@@ -160,7 +150,7 @@ def plan_training(job: Training, state: OutputState, request: PlanRequest) -> Pl
     noise = noise_of_planes([[(square - low) / (high - low) for square in squares] for squares in planes])
     patches = replace(patches, structure=structure)
     length = _length(job, network, patches, state, request, placement.device)
-    output = OutputFile(
+    output = base.OutputFile(
         Path(str(state.output)),
         FileLayout(network.weight_bytes(patches.images[0].channels)),
         ONE_BLOCK,
@@ -179,7 +169,7 @@ def plan_training(job: Training, state: OutputState, request: PlanRequest) -> Pl
         job.mode,
         noise if is_white else None,
     )
-    return Planned(
+    return base.Planned(
         placement=placement,
         work=TrainWork(recipe, output, placement.device),
         sources=(*first, *second),
@@ -198,7 +188,7 @@ def plan_training(job: Training, state: OutputState, request: PlanRequest) -> Pl
     )
 
 
-def _opened(job: Training, state: OutputState) -> tuple[Sequence[Source], Sequence[Source]]:
+def _opened(job: Training, state: base.OutputState) -> tuple[Sequence[Source], Sequence[Source]]:
     """Open the images and the second ones, if there are such."""
     first = open_images(job, "input.path", job.input.path)
     second = open_images(job, "second", job.second) if job.second else ()
@@ -229,7 +219,12 @@ def _check_patch(job: Training, network: Network, edge: int) -> None:
 
 
 def _length(
-    job: Training, network: Network, patches: PatchSource, state: OutputState, request: PlanRequest, device: str
+    job: Training,
+    network: Network,
+    patches: PatchSource,
+    state: base.OutputState,
+    request: base.PlanRequest,
+    device: str,
 ) -> _Length:
     """Decide the number of steps; a resumed run keeps those that a trial gave."""
     if job.minutes is None:
@@ -261,7 +256,7 @@ def _try_slot(network: Network, method: str, shape: tuple[int, int, int]) -> flo
     return seconds_of_slot(network, method, shape)
 
 
-def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
+def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> base.Need:
     """Return the memory of a rank: activations of its patches, the weights with those of Adam, and the cells of its slots."""
     pixels = recipe.batch // recipe.slots * recipe.patches.patch**2
     activations = round(pixels * recipe.network.bytes_per_pixel()) if device == "cpu" else 0
@@ -277,7 +272,7 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
     }
     edge = recipe.patches.patch
     what = f"a step with {recipe.batch // recipe.slots} patches of {edge} × {edge} on each worker"
-    return Need(what, parts, SMALLER)
+    return base.Need(what, parts, SMALLER)
 
 
 def _figures(job: Training, recipe: Recipe, images: Sequence[Source], length: _Length, device: str) -> dict[str, Any]:
