@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,19 @@ def test_pixels_that_do_not_count_reach_no_denoiser_as_holes() -> None:
         1, abs=0.05
     )
     assert seen == [True] * (1 + 16)
+
+
+def test_what_a_pixel_sees_of_others_that_lose_a_photon_does_not_count() -> None:
+    counts = np.random.default_rng(0).poisson(1.0, (1, 256, 256)).astype(float)
+    noise = PhotonNoise.from_values(np.array(1.0), np.array(0.0))
+    # They differ for negative counts only, which there are none of: their errors are the same.
+    filters = [
+        partial(lambda low, image: ndimage.uniform_filter(np.maximum(image, low), (1, 31, 31)), low)
+        for low in (-np.inf, 0.0)
+    ]
+    linear, cut = (unbiased_risk(counts, noise, each) for each in filters)
+    assert cut.error == pytest.approx(linear.error, abs=5e-4)
+    assert 0 < linear.spread < 1e-3
 
 
 def crops(*tops: int, edge: int = 192) -> Image:

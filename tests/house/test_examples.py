@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nbclient import NotebookClient
 
 import halotile
 from halotile.graphs.clusters.base import RunningCluster
@@ -226,6 +228,21 @@ def test_a_script_needs_no_guard_around_its_body(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     done = run_python(str(tmp_path / "script.py"))
     assert (done.stdout, done.returncode) == ("0 128.0\n", 0), done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["first-result", "own-network", "scan"])
+def test_a_notebook_runs_and_shows_pictures(name: str, tmp_path: Path) -> None:
+    book = nbformat.read(ROOT / f"examples/notebooks/{name}.ipynb", 4)
+    NotebookClient(book, timeout=240, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [found for cell in book.cells for found in cell.get("outputs", ())]
+    assert [found for found in shown if "warning" in found.get("text", "").lower()] == []
+    drawn = [
+        data for found in shown if "image/png" in (data := found.get("data", {})) or "<img" in data.get("text/html", "")
+    ]
+    assert len(drawn) == (2 if name == "first-result" else 1)
+    last = [found.get("text", "") + found.get("data", {}).get("text/plain", "") for found in shown][-1]
+    assert {"first-result": "before", "own-network": "True", "scan": "Figure"}[name] in last
 
 
 PAGE = ROOT / "examples/reconstruct/README.md"

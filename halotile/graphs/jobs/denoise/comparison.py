@@ -108,7 +108,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         sheet = ""
         with suppress(MissingPackage):  # the table is shown without Pillow, too
-            sheet = f'<img src="data:image/png;base64,{base64.b64encode(draw(self)).decode()}">'
+            sheet = f'<img style="max-width: 100%" src="data:image/png;base64,{base64.b64encode(draw(self)).decode()}">'
         return sheet + html_table(rows_of(self))
 
 
