@@ -29,7 +29,8 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.progress import RATES, Progress
-from halotile.storage.grid import Grid
+from halotile.graphs.watching.report import before_and_after
+from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import Receipt
@@ -106,6 +107,8 @@ NAME = "halotile-page"
 TOPIC = "halotile"  # topic of the messages from the driver
 CLIENT = "client"  # key of a message with the driver that it is from
 ADDRESS = "halotile"
+# Seconds for which the picture of the latest block stays, and how long relative to the time to draw it.
+PICTURE_SECONDS, PICTURE_PAUSE = 3.0, 50
 WAIT_SECONDS = 5.0  # time after which a browser gets an answer without news
 HTML = Path(__file__).with_name("page.html")
 # Statements of the page that a kept one has its message and its report in.
@@ -404,6 +407,10 @@ class Watch:
         self.in_flight: Callable[[], Iterable[int]] = tuple
         """The blocks that the workers have at hand."""
         self.stages = dict.fromkeys(STAGES, 0.0)
+        self.records: object = None
+        """Output of the pass under way, if it writes one."""
+        self._last: int | None = None  # block that was finished last
+        self._picture, self._draw_at = "", 0.0  # it before and after, and when to draw another one
         self._latest: Callable[[], dict[str, Any]] = dict
         self._facts: dict[str, Any] = {}
         self._sending: Future[Any] | None = None
@@ -419,11 +426,13 @@ class Watch:
             return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
         return cluster.dashboard
 
-    def begin(self, grid: Grid, done: RangeSet, quarantined: Collection[int], phase: str, title: str) -> None:
-        """Begin another pass over all blocks; some may be done."""
+    def begin(
+        self, grid: Grid, done: RangeSet, quarantined: Collection[int], phase: str, title: str, records: object = None
+    ) -> None:
+        """Begin another pass over all blocks; some may be done; ``records``: the output that it writes, if it is one."""
         if self.client is None:
             return
-        self.grid = grid
+        self.grid, self.records, self._last = grid, records, None
         self.board = Board(grid.counts, done.ranges(), quarantined)
         which = title.removeprefix(" in ")
         self.current_pass = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
@@ -434,6 +443,7 @@ class Watch:
         if self.board is None:
             return
         self.board.mark(receipt.done, DONE, receipt.took)
+        self._last = max(receipt.done, default=self._last)
         for stage in STAGES:
             self.stages[stage] += getattr(receipt, f"{stage}_seconds")
 
@@ -455,6 +465,7 @@ class Watch:
         """Send the last message: the job is over, or its cluster is lost. Returns the page that shows it; empty where there was none."""
         if self.client is None:
             return ""
+        self._last = None  # the report has pictures
         message = self._latest() | {"over": True}
         with suppress(Exception):
             if self._sending is not None:
@@ -480,6 +491,10 @@ class Watch:
         }
         with suppress(OSError):  # some kinds have none
             shown["examples"] = base64.b64encode((plan.run_directory / EXAMPLES).read_bytes()).decode()
+        is_shown = self.records is plan.outputs[0] and plan.sources and plan.sources[0].shape == plan.grid.shape
+        if self._last is not None and is_shown:
+            with suppress(Exception):  # an input out of reach
+                shown["examples"] = self._drawn(plan, self.grid.block_at(self._last).core)
         if self.board is not None:
             extent = [self.grid.shape[axis] for axis in self.board.axes]
             in_flight = list(self.in_flight())
@@ -491,6 +506,14 @@ class Watch:
             }
         return shown
 
+    def _drawn(self, plan: Plan, block: Region) -> str:
+        """Return a block before and after; the same picture for some seconds, and longer where it takes long."""
+        if (begun := time.monotonic()) >= self._draw_at:
+            self._draw_at = math.inf  # unless it succeeds
+            self._picture = before_and_after(plan, block)
+            self._draw_at = time.monotonic() + max(PICTURE_SECONDS, PICTURE_PAUSE * (time.monotonic() - begun))
+        return self._picture
+
 
 def facts(plan: Plan) -> dict[str, Any]:
     """Return the data that do not change during a run; without paths, since others may see the page."""
@@ -500,7 +523,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "block": list(plan.grid.block),
         "counted": plan.counted,
         "uncounted": [each.phase for each in plan.work.passes if not each.times],
-        "drawing": plan.kind.steps.drawing if plan.kind.steps else "",
+        "drawing": plan.kind.steps.drawing if plan.kind.steps else "Latest block, before and after",
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
         "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),

@@ -16,11 +16,14 @@ from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, 
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress, pixel_rows
 from halotile.graphs.words import html_table
+from halotile.storage.arrays import open_array
+from halotile.storage.grid import Region
 from halotile.storage.images.planes import ServedImage
-from halotile.storage.images.png import contrast, encode_png, grey
+from halotile.storage.images.png import contrast, encode_png, grey, side_by_side
 from halotile.storage.sharded.layout import Layout
 
 REDUCED, MOST_REDUCED = 400, 4  # edge of a reduced image in pixels, and number of these
+LATEST = 256  # edge of a picture of the latest block in pixels
 RESIDUAL_LEVELS = 3.0  # residual in noise levels that is drawn as black or white
 
 
@@ -70,6 +73,24 @@ def _reduced(plan: Plan) -> Iterator[list[str]]:
             image = ServedImage.open(str(output.path)).sample(REDUCED)
             drawn = grey(image, *contrast([image]))
             yield [output.layout.attributes.get("long_name") or output.path.name, _encoded(drawn)]
+
+
+def before_and_after(plan: Plan, block: Region) -> str:
+    """Return the middle of a block of the first output, before and after, as a PNG in base64."""
+    layout = plan.layout
+    names = layout.axes or ()
+    rows, columns = (names.index("y"), names.index("x")) if {"y", "x"} <= {*names} else (-2, -1)
+    spans = [(start, start + 1) for start in block.start]
+    for axis in (rows, columns):
+        start, stop = block.start[axis], block.stop[axis]
+        first = max(start, (start + stop - LATEST) // 2)
+        spans[axis] = first, min(stop, first + LATEST)
+    region = Region(*zip(*spans, strict=True))
+    sources = plan.sources[0], open_array(str(plan.output))
+    images = [np.moveaxis(source.read(region), (rows, columns), (-2, -1)) for source in sources]
+    planes = [image.reshape(1, *image.shape[-2:]).astype(np.float64) for image in images]
+    limits = contrast(planes)
+    return _encoded(side_by_side([grey(plane, *limits) for plane in planes]))
 
 
 def _encoded(drawn: NDArray[np.uint8]) -> str:

@@ -116,7 +116,7 @@ class BlockPass(ClusterPass[Pass]):
                     self._exclude(error)
             self.stop_if_asked()
             watch, title = self.status.watch, self.job_pass.title
-            watch.begin(self.task.grid, self.journal.done, self.bad, self.phase, title)
+            watch.begin(self.task.grid, self.journal.done, self.bad, self.phase, title, self.job_pass.records)
             self._pass_through(cluster, token)
         self.outputs.check()
         if not self.disk_error:
