@@ -92,7 +92,7 @@ def main() -> None:
     shutil.rmtree(given.out / "stumbles", ignore_errors=True)
     (given.out / "stumbles").mkdir()
     with running() as address:
-        photograph(address, given.image, width=1120, height=1080, share=0.55)
+        photograph(address, given.image, width=1120, height=1490, share=0.55)
     print(given.image)
 
 
