@@ -174,128 +174,33 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.storage.sharded.output import create_output
-    from tests.benchmarks.gpu_programs import Copy, copied  # by reference
+    from tests.benchmarks.gpu_programs import Copy  # by reference
 
     plan = planned(folder, edge, device, subject, "copy")
-    create_output(plan.output, plan.layout)
     grid, task = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape)), work_of(plan).task
+    receipt = done_by_a_worker(plan, Copy(task.source, task.writer, grid, task.io_threads))
+    return {"mpix_per_s": edge**2 / 1e6 / receipt.seconds, "seconds": receipt.seconds}
+
+
+def done_by_a_worker(plan: Any, task: Any) -> Receipt:
+    """The receipt of one worker for every block of a task that writes the output of a plan."""
+    from halotile.storage.sharded.output import create_output
+    from tests.benchmarks.gpu_programs import done  # by reference
+
+    create_output(plan.output, plan.layout)
     with started(1) as cluster:
-        copying = Copy(task.source, task.writer, grid, task.io_threads)
-        spent = cluster.client.submit(copied, copying, pure=False).result()
-    return {"mpix_per_s": edge**2 / 1e6 / spent, "seconds": spent}
-
-
-@dataclass
-class Lanes:
-    """The task of a job, whose stages are timed block by block."""
-
-    task: Any
-
-    def __post_init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {"read": [], "compute": [], "write": []}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["task"], name)
-
-    def stages(self) -> Lanes:
-        """The stages of the task."""
-        self.inner = self.task.stages()
-        return self
-
-    def finish(self, receipt: Any) -> None:
-        """Nothing is reported."""
-
-    def read(self, block: Any) -> Any:
-        """Read and stage, on a thread of its own."""
-        began = time.perf_counter()
-        try:
-            return self.inner.read(block)
-        finally:
-            self.seconds["read"].append(time.perf_counter() - began)
-
-    def compute(self, block: Any, what_was_read: Any, receipt: Any) -> Any:
-        """Queue the work."""
-        return self.inner.compute(block, what_was_read, receipt)
-
-    def write(self, block: Any, result: Any, receipt: Any) -> None:
-        """Write once the device is done; the time on the device is by its own clock."""
-        ended: Any = getattr(result.computed, "_ended", None)
-        if hasattr(ended, "synchronize"):
-            ended.synchronize()
-        self.seconds["compute"].append(result.computed.seconds)
-        began = time.perf_counter()
-        self.inner.write(block, result, receipt)
-        self.seconds["write"].append(time.perf_counter() - began)
-
-
-def laned(task: Any) -> dict[str, float]:
-    """Milliseconds of each stage for each million pixels of a block, the first block on the device by itself."""
-    import statistics
-
-    from halotile.storage.io_threads import IO_THREADS
-    from halotile.tasks.block import BlockRunner
-    from halotile.tasks.devices.device import prepare_process
-
-    prepare_process(threads=1)
-    IO_THREADS.resize(task.io_threads)
-    lanes = Lanes(task)
-    receipt = BlockRunner(lanes).run(range(len(task.grid)))
+        receipt: Receipt = cluster.client.submit(done, task, pure=False).result()
     assert not receipt.bad, receipt.bad[0].traceback
-    milliseconds = {
-        stage: [1e9 * each / task.grid.block_at(n).core.size for n, each in enumerate(found)]
-        for stage, found in lanes.seconds.items()
-    }
-    first, *later = milliseconds.pop("compute")
-    middles = {f"{stage}_ms": statistics.median(found) for stage, found in milliseconds.items()}
-    return {**middles, "compute_ms": statistics.median(later or [first]), "first_ms": first}
+    return receipt
 
 
 def lanes(folder: Path, edge: int, device: str, subject: str) -> Result:
-    """The stages of the same job in one worker, each timed by itself; and what the disk writes durably."""
-    from halotile.storage.sharded.output import create_output
-    from tests.benchmarks.gpu_programs import laned as timed  # by reference
-
+    """Milliseconds of each stage of the same job in one worker, for each million pixels."""
     plan = planned(folder, edge, device, subject, "lanes")
-    create_output(plan.output, plan.layout)
-    with started(1) as cluster:
-        found = cluster.client.submit(timed, work_of(plan).task, pure=False).result()
-    return {**found, "durable_mb_per_s": _durable_rate(folder / "durable", min(2**30, 4 * edge**2))}
-
-
-def _durable_rate(path: Path, size: int) -> float:
-    """Megabytes a second of a file that is written and synced."""
-    import os
-
-    piece = os.urandom(min(size, 2**26))
-
-    def write() -> None:
-        with path.open("wb", buffering=0) as file:
-            for _ in range(size // len(piece)):
-                file.write(piece)
-            os.fsync(file.fileno())
-
-    spent = seconds(write)
-    path.unlink()
-    return size / 1e6 / spent
-
-
-def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
-    """How far the same job on a CPU and on the device are apart, of the largest pixel."""
-    import numpy as np
-    import zarr
-
-    from halotile.graphs.plans.plan import make_plan
-    from halotile.graphs.runs.driver import run
-
-    results = []
-    with started(1) as cluster:
-        for number, each in enumerate(("cpu", device)):
-            output = fresh(folder / f"agreement-{number}.zarr")
-            run(make_plan(job_of(Subject.named(subject), image(folder, edge), output, each, 1)), cluster=cluster)
-            results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
-    reference, other = results
-    return {"difference": float(np.abs(other - reference).max() / np.abs(reference).max())}
+    receipt = done_by_a_worker(plan, work_of(plan).task)
+    return {
+        f"{stage}_ms": 1e9 * getattr(receipt, f"{stage}_seconds") / edge**2 for stage in ("read", "compute", "write")
+    }
 
 
 # --- the bare forward -------------------------------------------------------------------------------
@@ -439,13 +344,11 @@ class Copy:
         """There is no device."""
 
 
-def copied(task: Copy) -> float:
-    """Seconds that it takes this process."""
+def done(task: Any) -> Receipt:
+    """The receipt of this process for every block."""
     prepare_process(threads=1)
     IO_THREADS.resize(task.io_threads)
-    receipt = BlockRunner(task).run(range(len(task.grid)))
-    assert not receipt.bad, receipt.bad[0].traceback
-    return receipt.seconds
+    return BlockRunner(task).run(range(len(task.grid)))
 
 
 if __name__ == "__main__":

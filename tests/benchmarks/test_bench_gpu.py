@@ -38,8 +38,7 @@ def results(**changes: Any) -> dict[str, list[dict[str, Any]]]:
         "bare": [{"mpix_per_s": 100.0, "way": "one"}],
         "bare rule": [{"mpix_per_s": 95.0, "way": "one"}],
         "copy": [{"mpix_per_s": 100.0}],
-        "lanes": [dict.fromkeys([*STAGES.values(), "durable_mb_per_s"], 5.0)],
-        "agreement": [{"difference": 2e-5}],
+        "lanes": [dict.fromkeys([*STAGES.values()], 5.0)],
     }
 
 
@@ -64,12 +63,9 @@ def test_every_program_runs_on_the_processor(
 
     bench = Bench(tmp_path, "cpu", 1, 1.0, 2, here)
     table = "\n".join(line for case in CASES.values() for line in bench.rows(case, 64))
-    ranks = "\n".join(bench.rank_rows(64))
     assert bench.failed == {}
-    assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 3
     assert (table.count("end to end, one worker"), table.count("monai is not installed")) == (3, 4)
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1
-    assert table.count("| largest difference from the CPU | ≤ 1e-05 | **0** |") == 3
     assert f"residual U-Net, {unets.parameters(2) / 1e6:.3g} M parameters 64²" in table
 
 
@@ -90,7 +86,6 @@ def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
         ("gaussian", "while blocks stream / pure copy", "≥ 0.8", "0.900", "reached"),
         ("cnn", "bare forward, cuDNN choosing by rule / by stopwatch", "", "0.950", ""),
         ("cnn", "peak VRAM / plan", "0.9 to 1.1", "1.050", "reached"),
-        ("cnn", "largest difference from the CPU", "≤ 1e-05", "2e-05", "missed"),
     ],
 )
 def test_bars_are_held_against_what_was_measured(name: str, title: str, bar: str, measured: str, verdict: str) -> None:
