@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.measuring import printed
-
-HERE = Path(__file__).parent
+from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
+from tests.benchmarks.measuring import PROGRAM, printed
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,12 @@ LIMIT_SECONDS = 1800
 
 
 def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
-    """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder."""
-    module, _, call = name.partition(".")
-    function, *arguments = call.split()
-    command = [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more]
-    result: dict[str, float] = json.loads(printed(name, command, LIMIT_SECONDS))
+    """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder, in a process of its own."""
+    call, *arguments = name.split()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment |= ALLOCATOR_ENVIRONMENT if name.startswith(("filters.", "samples.", "transforms.")) else {}
+    command = [*PROGRAM, call, str(folder), str(edge), *arguments, *more]
+    result: dict[str, float] = json.loads(printed(name, command, LIMIT_SECONDS, env=environment))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Programs beside the jobs of the table of a GPU: ``python gpu_beside.py NAME FOLDER EDGE DEVICE [SUBJECT WAY]``.
+"""Programs beside the jobs of the table of a GPU.
 
 MONAI and deepinv.distributed; training and ptychography, beside CDTools and a bare loop.
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.benchmarks import ptychography, training
 from tests.benchmarks.data import pixels_of
 from tests.benchmarks.gpu_programs import Subject, best_of, one_precision, seconds_of, timed
-from tests.benchmarks.measuring import Result, deepinv_denoiser, main
+from tests.benchmarks.measuring import Result, deepinv_denoiser
 
 PEER_WINDOW = 2048
 """Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
@@ -148,7 +145,3 @@ def loop(folder: Path, edge: int, device: str) -> Result:
             adam.step()
 
     return {"seconds": seconds_of(once, device)}
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -1,4 +1,4 @@
-"""Programs of the table of a GPU, each a process of its own: ``python gpu_programs.py NAME FOLDER EDGE DEVICE [SUBJECT ...]``.
+"""Programs of the table of a GPU, each a process of its own.
 
 Every program prints one line of JSON. ``mpix_per_s`` are pixels of the result, in millions, for each second.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,13 +19,9 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.devices.device import prepare_process
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-
 from tests.benchmarks import unets
 from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
-from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
+from tests.benchmarks.measuring import Result, chosen, fresh, seconds, started
 from tests.support import work_of
 
 SIGMA = 2.0
@@ -142,7 +137,6 @@ def wake(device: str) -> None:
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
     from halotile.graphs.runs.driver import run
-    from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
     with started(count) as cluster:
@@ -174,8 +168,6 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from tests.benchmarks.gpu_programs import Copy  # by reference
-
     plan = planned(folder, edge, device, subject, "copy")
     grid, task = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape)), work_of(plan).task
     receipt = done_by_a_worker(plan, Copy(task.source, task.writer, grid, task.io_threads))
@@ -185,7 +177,6 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
 def done_by_a_worker(plan: Any, task: Any) -> Receipt:
     """The receipt of one worker for every block of a task that writes the output of a plan."""
     from halotile.storage.sharded.output import create_output
-    from tests.benchmarks.gpu_programs import done  # by reference
 
     create_output(plan.output, plan.layout)
     with started(1) as cluster:
@@ -349,7 +340,3 @@ def done(task: Any) -> Receipt:
     prepare_process(threads=1)
     IO_THREADS.resize(task.io_threads)
     return BlockRunner(task).run(range(len(task.grid)))
-
-
-if __name__ == "__main__":
-    main(globals())

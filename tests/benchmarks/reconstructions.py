@@ -1,19 +1,16 @@
-"""Programs that reconstruct, each measured in a process of its own: ``python reconstructions.py NAME FOLDER EDGE``."""
+"""Programs that reconstruct, each measured in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
 from tests.benchmarks.data import CNN, image, network, weights
-from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
+from tests.benchmarks.measuring import Result, chosen, fresh, seconds, started
 from tests.benchmarks.stacks import kernel
 
 EDGES = (5, 9, 13)
@@ -182,7 +179,3 @@ def by_hand(folder: Path, edge: int, last: str = "") -> Result:
     with torch.inference_mode():
         iterate()
         return {"seconds": statistics.median(seconds(iterate) for _ in range(2))}
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -1,19 +1,16 @@
-"""Programs that apply stacks of blurs, each measured in a process of its own: ``python stacks.py NAME FOLDER EDGE [...]``."""
+"""Programs that apply stacks of blurs, each measured in a process of its own."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measuring import Result, in_two_processes, main, seconds
+from tests.benchmarks.measuring import Result, in_two_processes, seconds
 
 EIGHT = (5, 7, 9, 11, 13, 15, 5, 15)
 MANY = 256
@@ -112,7 +109,3 @@ def peak_bytes() -> int:
 
     del deepinv, torch, zarr, halotile
     return peak_memory_bytes()
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -1,13 +1,10 @@
-"""Programs of Fourier transforms, each measured in processes of its own: ``python transforms.py NAME FOLDER EDGE [...]``."""
+"""Programs of Fourier transforms, each measured in processes of its own."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.benchmarks.measuring import Result, in_two_processes, main, median_seconds, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, in_two_processes, median_seconds
 
 FIELD = (2, 10, 720, 1440)
 """Samples, variables, latitudes and longitudes of the transforms that PhysicsNeMo tests."""
@@ -107,8 +104,3 @@ FFT_ROWS = [
     ("fft", "rfft2 forward and backward, 2 × 10 × 720 × 1440, 2 ranks / PhysicsNeMo", "transforms.ours", "transforms.physicsnemo", 720, 0.75, 5),
     ("fft", f"the same / {MARGIN} times half of what one process takes, and its messages by themselves", "transforms.ours", "transforms.share", 720, 1.0, 5),
 ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    use_allocator_of_workers()
-    main(globals())
