@@ -205,21 +205,3 @@ def improvement(output: str) -> tuple[float, float]:
     """PSNR before and after."""
     ((before, after),) = re.findall(r"([\d.]+) dB before, ([\d.]+) dB after", output)
     return float(before), float(after)
-
-
-UNGUARDED = """
-import torch
-from halotile import DistributedContext, distribute
-
-with DistributedContext(seed=42, workers=1) as ctx:
-    double = distribute(lambda x: 2 * x, ctx, type_object="denoiser")
-    print(ctx.rank, float(double(torch.ones(1, 1, 8, 8)).sum()))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.cluster
-def test_a_script_needs_no_guard_around_its_body(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    done = run_python(str(tmp_path / "script.py"))
-    assert (done.stdout, done.returncode) == ("0 128.0\n", 0), done.stderr
