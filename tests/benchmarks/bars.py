@@ -90,16 +90,6 @@ def streamed_growth(whose: str) -> Callable[[Path], float]:
     return measure
 
 
-def most_alive(folder: Path) -> float:
-    """Partial images that a tree over 256 operators has at once."""
-    return program("stacks.ours_many", folder, 512)["alive"]
-
-
-def differing(folder: Path) -> float:
-    """Pixels whose bits depend on how a reconstruction is run."""
-    return program("reconstructions.same_bits", folder, 4096)["differing"]
-
-
 def checks(folder: Path) -> float:
     """Per cent of a copy's time that its own checks take."""
     return program("denoising.share", folder, 16384)["percent"]

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.bars import (
-    Figure,
-    Ratio,
-    checks,
-    differing,
-    memory_growth,
-    most_alive,
-    noop,
-    program,
-    streamed_growth,
-)
+from tests.benchmarks.bars import Figure, Ratio, checks, memory_growth, noop, program, streamed_growth
 from tests.benchmarks.choosing import CHOOSING_ROWS
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up, trained_network_planned_again
 from tests.benchmarks.filters import FILTER_ROWS
@@ -72,8 +62,6 @@ FIGURES = [
     Figure("start", "`recon-cli plan` of `dncnn` with weights of that size again", trained_network_planned_again, "s", 1, 7),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
-    Figure("many", "256 operators: partial images at once in the tree", most_alive, "images", 12, 1),
-    Figure("bits", "the same, exact: pixels that differ between one pass with tiles of 200, two with 512, and whole images in RAM", differing, "pixels", 0, 1),
     Figure("growth", "PnP with the CNN: peak of a worker, growth from 4096² to 16384²", memory_growth("reconstructions.ours twice"), "MB", 60, 1),
     *(Figure("photons", *row, 1) for row in PHOTON_ROWS),
     *CHOOSING_ROWS,
@@ -89,7 +77,7 @@ GROUPS = {
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
-    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth", "samples"),
+    "reconstruct": ("stack", "pnp", "fusing", "growth", "samples"),
 }
 """The tables, and the cases of each."""
 LONG_GROUPS = {"choosing": ("choosing",), "variational": ("variational",)} | {

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tests.benchmarks.measuring import Result, in_two_processes, seconds
 
 EIGHT = (5, 7, 9, 11, 13, 15, 5, 15)
-MANY = 256
 CALLS = 5
 
 
@@ -81,21 +80,6 @@ def _deepinv_rank(edge: int) -> Result:
         physics = distribute(blurs(EIGHT), context)
         before = peak_bytes()
         return {"seconds": _timed(lambda: physics.A_adjoint_A(x)), "peak_bytes": peak_bytes() - before}
-
-
-def ours_many(folder: Path, edge: int) -> Result:
-    """The most partial images that there are at once, of 256 operators on whole images."""
-    from halotile import DistributedContext, distribute
-
-    options: dict[str, Any] = {"num_operators": MANY, "type_object": "linear_physics"}
-    with DistributedContext(workers=2) as ctx:
-        distribute(a_small_blur, ctx, **options).A_adjoint_A(image(edge))
-        return {"seconds": 0.0, "alive": ctx.most_alive}
-
-
-def a_small_blur(index: int, device: Any, shared: Any) -> Any:
-    """One of very many."""
-    return blurs([3])[0]
 
 
 def peak_bytes() -> int:
