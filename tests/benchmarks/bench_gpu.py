@@ -72,8 +72,6 @@ STAGES = {
 }
 LOOPS = "loops"
 """The case with rows of training and ptychography, whose steps take milliseconds."""
-BESIDE = ("monai", "deepinv", "scan", "cdtools", "step", "loop")
-"""Programs of gpu_beside; the others are in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
     "monai default": ("monai default", "MONAI, its default overlap"),
@@ -215,8 +213,7 @@ class Bench:
             return {}
         name, *more = key.split()
         try:
-            module = "gpu_beside" if name in BESIDE else "gpu_programs"
-            return self.run(f"{module}.{name}", self.folder, edge, self.device, *words, *more)
+            return self.run(f"gpu_programs.{name}", self.folder, edge, self.device, *words, *more)
         except SystemExit as error:
             print(error, file=sys.stderr, flush=True)
             self.failed_here[key] = str(error).strip().splitlines()[-1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.commands import filter_run
+from tests.benchmarks.bars import filter_run
 from tests.benchmarks.data import image, pixels_of
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.measuring import Result, chosen, fresh, in_two_processes, seconds

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.bars import REPOSITORY
 from tests.benchmarks.measuring import Result, fresh, job_command, printed, watched_memory
 
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"

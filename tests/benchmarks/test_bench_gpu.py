@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
-from tests.benchmarks import bench_gpu, gpu_beside, gpu_programs, unets
+from tests.benchmarks import bench_gpu, gpu_programs, unets
 from tests.benchmarks.bench_gpu import CASES, Bench, main
 from tests.benchmarks.measuring import take_turns
 
@@ -29,8 +28,7 @@ def test_every_program_runs_on_the_processor(
     def here(name: str, folder: Path, edge: int, *more: str) -> Any:
         if name.endswith("bare") and "gaussian" in more:
             raise SystemExit("bare failed:\nOutOfMemoryError: a | b")
-        module, _, function = name.partition(".")
-        return getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(folder, edge, *more)
+        return getattr(gpu_programs, name.removeprefix("gpu_programs."))(folder, edge, *more)
 
     bench = Bench(tmp_path, "cpu", 1, 1.0, 2, here)
     lines = [line for case in CASES.values() for line in bench.rows(case, 64)]
@@ -52,7 +50,7 @@ def test_every_program_runs_on_the_processor(
 def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
     name, way = words.split()
     pytest.importorskip(name)
-    assert getattr(gpu_beside, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
+    assert getattr(gpu_programs, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
 
 
 def test_a_device_is_looked_for_in_a_process_of_its_own_and_figures_of_the_processor_are_not_for_the_documentation(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.run_directory.directory import RunDirectory
-from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.bars import REPOSITORY
 from tests.benchmarks.data import image
 from tests.benchmarks.measuring import Result, chosen, fresh, job_command, printed, watched_memory
 
