@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import program
-from tests.benchmarks.gpu_beside import COLLECTIVES
 from tests.benchmarks.measuring import machine, take_turns, versions
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,7 +53,6 @@ class Case:
     edge: int
     small_edge: int
     """Of the rehearsal on the CPU."""
-    agreement_edge: int
     bare_bar: float | None = None
     copy_bar: float | None = None
     peers: bool = True
@@ -64,22 +61,17 @@ class Case:
 
 
 CASES = {
-    "cnn": Case("cnn", "7-layer 32-channel CNN", 32768, 512, 1024, bare_bar=0.7),
-    "gaussian": Case("gaussian", "gaussian, σ = 2", 32768, 512, 1024, copy_bar=0.8, peers=False),
-    "unet": Case("unet", "residual U-Net, {}", 24576, 384, 256, bare_bar=0.9, share=0.5),
+    "cnn": Case("cnn", "7-layer 32-channel CNN", 32768, 512, bare_bar=0.7),
+    "gaussian": Case("gaussian", "gaussian, σ = 2", 32768, 512, copy_bar=0.8, peers=False),
+    "unet": Case("unet", "residual U-Net, {}", 24576, 384, bare_bar=0.9, share=0.5),
 }
 STAGES = {
-    "read, decode and stage a block": "read_ms",
-    "compute a block, by the GPU's clock": "compute_ms",
-    "the same, the first block": "first_ms",
-    "convert, encode, write and sync a block": "write_ms",
+    "waiting for blocks to be read, decoded and staged": "read_ms",
+    "computing blocks, by the GPU's clock": "compute_ms",
+    "converting, encoding, writing and syncing blocks": "write_ms",
 }
-RANKS = "ranks"
-"""The case with rows of its own: one rank, connected with itself."""
 LOOPS = "loops"
 """The case with rows of training and ptychography, whose steps take milliseconds."""
-BESIDE = ("monai", "deepinv", RANKS, "scan", "cdtools", "step", "loop")
-"""Programs of gpu_beside; the others are in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
     "monai default": ("monai default", "MONAI, its default overlap"),
@@ -103,12 +95,9 @@ def main(words: Sequence[str] | None = None) -> int:
         bench = Bench(folder, given.device, given.repeats, given.minutes, given.unet_width)
         lines = [*head(device, given.device), "", COLUMNS]
         print("\n".join(lines), flush=True)
-        for name in given.only or (*CASES, RANKS, LOOPS):
+        for name in given.only or (*CASES, LOOPS):
             print(name, file=sys.stderr, flush=True)
-            if name in CASES:
-                rows = bench.rows(CASES[name], given.edge)
-            else:
-                rows = bench.rank_rows(given.edge) if name == RANKS else bench.loop_rows()
+            rows = bench.rows(CASES[name], given.edge) if name in CASES else bench.loop_rows()
             lines += rows
             print("\n".join(rows), flush=True)
             if given.out:  # what is measured by now is safe
@@ -123,7 +112,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join((*CASES, RANKS, LOOPS)))
+    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join((*CASES, LOOPS)))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--edge", type=int, help="edge of the images in pixels, a multiple of 128")
     parser.add_argument("--look", action="store_true", help="only look whether there is a GPU")
@@ -135,8 +124,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if given.repeats < 1 or (given.edge is not None and (given.edge < 1 or given.edge % 128)):
         parser.error("--repeats is at least 1, and --edge a multiple of 128 pixels")
-    if unknown := set(given.only) - {*CASES, RANKS, LOOPS}:
-        parser.error(f"there is no {unknown.pop()}; write some of {', '.join((*CASES, RANKS, LOOPS))}")
+    if unknown := set(given.only) - {*CASES, LOOPS}:
+        parser.error(f"there is no {unknown.pop()}; write some of {', '.join((*CASES, LOOPS))}")
     if given.device == "cpu" and given.out and DOCS in given.out.resolve().parents:
         parser.error("figures of the CPU do not belong into the documentation: write another --out")
     given.unet_width = given.unet_width or (64 if given.device == "cuda" else 8)
@@ -192,38 +181,24 @@ class Bench:
             keys.append("bare rule")
         if case.peers:
             keys += [key for key, _ in PEERS.values() if is_installed(key)]
-        with self._table(keys, case.share, edge, word) as table:
-            smaller = min(edge, case.agreement_edge) if self.device == "cuda" else edge
-            table.results["agreement"] = [self._once("agreement", smaller, word)]
-        return list(table.lines(case, f"{self._title(case)} {edge}²"))
-
-    def rank_rows(self, edge: int | None) -> list[str]:
-        """The rows of a rank that is connected with itself, by nccl on a GPU."""
-        edge = edge or (4096 if self.device == "cuda" else 256)
-        backend = "nccl" if self.device == "cuda" else "gloo"
-        with self._table([], 0.0, edge) as table:
-            table.results[RANKS] = [self._once(RANKS, edge)]
-        title = f"one rank by {backend}, {edge}², {{}}: largest difference from the CPU"
-        return [table.figure(title.format(name), RANKS, name, "", 1e-5) for name in COLLECTIVES]
+        return list(self._table(keys, case.share, edge, word).lines(case, f"{self._title(case)} {edge}²"))
 
     def loop_rows(self) -> list[str]:
         """The rows of training and of ptychography."""
         peers = ["cdtools petra", "cdtools far"] if is_installed("cdtools") else []
-        with self._table(["scan petra", "scan far", *peers, "step", "loop"], 0.25, 512) as table:
-            pass
+        table = self._table(["scan petra", "scan far", *peers, "step", "loop"], 0.25, 512)
         return [
             table.times("an epoch of the scan of PETRA III / CDTools", "scan petra", "cdtools petra"),
             table.times("an epoch of 32 × 32 patterns of 128², 2 modes / CDTools", "scan far", "cdtools far"),
             table.times("a step of training, 16 patches of 64² / a bare loop", "step", "loop"),
         ]
 
-    @contextmanager
-    def _table(self, keys: Sequence[str], share: float, edge: int, *words: str) -> Iterator[Table]:
-        """What programs give that take turns, in their share of the minutes; at the end of the context all that failed is known."""
+    def _table(self, keys: Sequence[str], share: float, edge: int, *words: str) -> Table:
+        """What programs give that take turns, in their share of the minutes."""
         self.failed_here: dict[str, str] = {}
         results = take_turns(keys, lambda key: self._once(key, edge, *words), self.repeats, 60 * self.minutes * share)
-        yield Table(results, self.failed_here)
         self.failed |= self.failed_here
+        return Table(results, self.failed_here)
 
     def _title(self, case: Case) -> str:
         if case.word != "unet":
@@ -238,8 +213,7 @@ class Bench:
             return {}
         name, *more = key.split()
         try:
-            module = "gpu_beside" if name in BESIDE else "gpu_programs"
-            return self.run(f"{module}.{name}", self.folder, edge, self.device, *words, *more)
+            return self.run(f"gpu_programs.{name}", self.folder, edge, self.device, *words, *more)
         except SystemExit as error:
             print(error, file=sys.stderr, flush=True)
             self.failed_here[key] = str(error).strip().splitlines()[-1]
@@ -275,26 +249,23 @@ class Table:
         yield self.figure("busy, one worker", one, "busy", "")
         for stage, name in STAGES.items():
             yield self.figure(f"{stage}, for each million pixels", "lanes", name, "ms")
-        yield self.figure("one file of 1 GB, written and synced", "lanes", "durable_mb_per_s", "MB/s")
         yield self.memory(one)
         yield self.ratio("two workers on the GPU / one", two, one, None)
         yield self.figure("busy, two workers", two, "busy", "")
-        yield self.figure("largest difference from the CPU", "agreement", "difference", "", 1e-5)
         if case.peers:
             for peer, shown in PEERS.values():
                 yield self.ratio(f"end to end / {shown}", one, peer, 1.0)
         yield self.figure("the plan, made once", one, "plan_seconds", "s")
         yield self.chosen(one)
 
-    def figure(self, title: str, key: str, name: str, unit: str, most: float | None = None) -> str:
-        """A row of one figure, perhaps with the most that it may be."""
+    def figure(self, title: str, key: str, name: str, unit: str) -> str:
+        """A row of one figure."""
         if key in self.failed:
             return self._failure(title, key)
         values = self.values(key, name)
         middle = statistics.median(values)
-        bar = f"≤ {most:g}" if most is not None else ""
-        verdict = "" if most is None else _verdict(middle <= most)
-        return _row(title, bar, f"{middle:.3g} {unit}".strip(), _range(values), _runs(values), verdict)
+        runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
+        return _row(title, "", f"{middle:.3g} {unit}".strip(), _range(values), runs, "")
 
     def ratio(
         self,
@@ -370,10 +341,6 @@ def _verdict(reached: bool) -> str:
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.3g}–{max(values):.3g}"
-
-
-def _runs(values: list[float]) -> str:
-    return f"{len(values)} run{'s' if len(values) > 1 else ''}"
 
 
 def _edges(shape: list[int]) -> str:

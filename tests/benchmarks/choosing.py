@@ -5,6 +5,7 @@ Images of scikit-image with noise of known kind, denoised with five settings of 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -110,34 +111,25 @@ class Row(NamedTuple):
         return abs(self.estimate - self.truth) <= max(0.03, 0.15 * self.truth)
 
 
-def rows_of(
-    noises: Sequence[Noise] = NOISES,
-    names: Sequence[str] | None = None,
-    denoisers: Sequence[str] = tuple(STRENGTHS),
-    known: bool = True,
-) -> Iterator[Row]:
-    """Yield the rows of these images and noises; ``known`` noise is written in the job."""
-    for number, (name, image) in enumerate(images().items()):
-        if names is not None and name not in names:
-            continue
-        for noise in noises:
-            drawn, truth = noise.draw(image, number), noise.truth(image)
-            relative = float(noise.variance(image).mean())
-            found = _compared(drawn, denoisers, noise, known)
-            spans = [slice(*found.place[axis]) for axis in "yx"]
-            for tried in found.tried:
-                error = float(np.mean(np.square(tried.denoised[0] - truth[tuple(spans)]))) / relative
-                yield Row(name, noise.name, " ".join(tried.setting), tried.error, error, tried is found.suggested)
+def rows_of(known: bool) -> Iterator[Row]:
+    """Yield the rows of all images and noises; ``known`` noise is written in the job."""
+    for (number, (name, image)), noise in itertools.product(enumerate(images().items()), NOISES):
+        truth, relative = noise.truth(image), float(noise.variance(image).mean())
+        found = _compared(noise.draw(image, number), noise, known)
+        spans = [slice(*found.place[axis]) for axis in "yx"]
+        for tried in found.tried:
+            error = float(np.mean(np.square(tried.denoised[0] - truth[tuple(spans)]))) / relative
+            yield Row(name, noise.name, " ".join(tried.setting), tried.error, error, tried is found.suggested)
 
 
-def _compared(drawn: NDArray[Any], denoisers: Sequence[str], noise: Noise, known: bool) -> Comparison:
+def _compared(drawn: NDArray[Any], noise: Noise, known: bool) -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         source = write_zarr(Path(folder) / "a.zarr", drawn)
         jobs = {}
         # The network takes values of 0 to 1.
         ends = [offset := noise.offset, offset + noise.gain * (noise.photons or 1)]
-        for denoiser in denoisers:
-            for options in STRENGTHS[denoiser]:
+        for denoiser, choices in STRENGTHS.items():
+            for options in choices:
                 label: Setting = (denoiser, *(f"{k}={v}" for k, v in options.items() if v != "auto"))
                 trained, given = options.get("trained"), {k: v for k, v in options.items() if k != "trained"}
                 parts: dict[str, Any] = {}
@@ -170,7 +162,7 @@ def _measured(folder: Path, known: bool) -> list[Row]:
     """The rows, measured once."""
     kept = folder / f"choosing-{known}.json"
     if not kept.exists():
-        kept.write_text(json.dumps(list(rows_of(known=known))))
+        kept.write_text(json.dumps(list(rows_of(known))))
     return [Row(*row) for row in json.loads(kept.read_text())]
 
 

@@ -1,4 +1,4 @@
-"""Programs that denoise, each measured in a process of its own: ``python denoising.py NAME FOLDER EDGE [...]``.
+"""Programs that denoise, each measured in a process of its own.
 
 Every program prints one line of JSON: ``seconds`` of wall time with its cluster up and its imports
 done, and ``peak_bytes`` where memory is the question. Ours and its peers get the same
@@ -7,9 +7,9 @@ image, the same function and two workers of one thread.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,20 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, image, network, our_network, pixels_of, weights
 from tests.benchmarks.measuring import (
+    PROGRAM,
     Result,
     chosen,
     deepinv_denoiser,
     fresh,
     in_two_processes,
-    main,
     seconds,
     seconds_spent,
     started,
@@ -117,7 +114,6 @@ def ours_noop(folder: Path, blocks: int) -> Result:
 
     from halotile.graphs.runs.passes.stream import Grouping, Stream
     from halotile.storage.run_directory.journal import Journal
-    from tests.benchmarks.denoising import do_nothing  # by reference, as a job's own function travels
 
     journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
     process = psutil.Process()
@@ -221,17 +217,17 @@ def bare_cnn(folder: Path, edge: int) -> Result:
     return {"seconds": min(_bare_spawn(folder, edge, parts, built) for parts, built in ways)}
 
 
-def bare_tiles(folder: Path, edge: int, rows: range, threads: int, built: str) -> float:
-    """Seconds that one process takes over these rows of tiles, its imports and a warm-up apart."""
+def bare_tiles(folder: Path, edge: int, start: str, stop: str, threads: str, built: str) -> Result:
+    """Seconds that one process takes over some rows of tiles, its imports and a warm-up apart."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(threads))
     pixels = np.array(np.load(folder / "bare.npy", mmap_mode="r"))
     model = network(folder) if built == "plain" else our_network(folder)
     result = np.empty_like(pixels)
 
     def all_tiles() -> None:
-        for y in rows:
+        for y in range(int(start), int(stop), TILE):
             for x in range(0, edge, TILE):
                 y0, x0 = max(0, y - CNN_REACH), max(0, x - CNN_REACH)
                 window = pixels[y0 : y + TILE + CNN_REACH, x0 : x + TILE + CNN_REACH]
@@ -241,7 +237,7 @@ def bare_tiles(folder: Path, edge: int, rows: range, threads: int, built: str) -
 
     with torch.inference_mode():
         all_tiles()
-        return seconds(all_tiles)
+        return {"seconds": seconds(all_tiles)}
 
 
 def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> float:
@@ -249,18 +245,12 @@ def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> floa
 
     threads = 2 // len(parts)
     environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from pathlib import Path; "
-        "from tests.benchmarks.denoising import bare_tiles; "
-        "a = [int(v) for v in sys.argv[3:]]; "
-        "print(bare_tiles(Path(sys.argv[1]), a[0], range(a[1], a[2], a[3]), a[4], sys.argv[2]))"
-    )
     running = []
     for part in parts:
-        numbers = [str(number) for number in (edge, part.start, part.stop, part.step, threads)]
-        command = [sys.executable, "-c", code, str(folder), built, *numbers]
+        words = map(str, (folder, edge, part.start, part.stop, threads, built))
+        command = [*PROGRAM, "denoising.bare_tiles", *words]
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    return max(float(process.communicate()[0].strip().splitlines()[-1]) for process in running)
+    return max(float(json.loads(process.communicate()[0])["seconds"]) for process in running)
 
 
 def monai_cnn(folder: Path, edge: int, overlap: str = str(2 * CNN_REACH / TILE)) -> Result:
@@ -332,7 +322,3 @@ def time_digests() -> None:
     from halotile.storage.sharded import shards
 
     shards.digest_of = timed("digests", shards.digest_of)
-
-
-if __name__ == "__main__":
-    main(globals())

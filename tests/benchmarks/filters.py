@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 
-from tests.benchmarks.commands import filter_run
+from tests.benchmarks.bars import filter_run
 from tests.benchmarks.data import image, pixels_of
 from tests.benchmarks.denoising import run_job
-from tests.benchmarks.measuring import Result, chosen, fresh, in_two_processes, main, seconds, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, chosen, fresh, in_two_processes, seconds
 
 SIGMA = 1.5
 STEPS = 20
@@ -172,7 +170,3 @@ FILTER_ROWS = [
     ),
 ]  # fmt: skip
 """Case, title, ours, the peer's, edge and bar, as for :class:`~tests.benchmarks.bars.Ratio`."""
-
-if __name__ == "__main__":
-    use_allocator_of_workers()
-    main(globals())

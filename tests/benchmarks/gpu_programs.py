@@ -1,4 +1,4 @@
-"""Programs of the table of a GPU, each a process of its own: ``python gpu_programs.py NAME FOLDER EDGE DEVICE [SUBJECT ...]``.
+"""Programs of the table of a GPU, each a process of its own.
 
 Every program prints one line of JSON. ``mpix_per_s`` are pixels of the result, in millions, for each second.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,13 +19,9 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.devices.device import prepare_process
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-
-from tests.benchmarks import unets
-from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
-from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
+from tests.benchmarks import ptychography, training, unets
+from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, pixels_of, weights
+from tests.benchmarks.measuring import Result, chosen, deepinv_denoiser, fresh, seconds, started
 from tests.support import work_of
 
 SIGMA = 2.0
@@ -142,7 +137,6 @@ def wake(device: str) -> None:
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
     from halotile.graphs.runs.driver import run
-    from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
     with started(count) as cluster:
@@ -174,128 +168,30 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.storage.sharded.output import create_output
-    from tests.benchmarks.gpu_programs import Copy, copied  # by reference
-
     plan = planned(folder, edge, device, subject, "copy")
-    create_output(plan.output, plan.layout)
     grid, task = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape)), work_of(plan).task
+    receipt = done_by_a_worker(plan, Copy(task.source, task.writer, grid, task.io_threads))
+    return {"mpix_per_s": edge**2 / 1e6 / receipt.seconds, "seconds": receipt.seconds}
+
+
+def done_by_a_worker(plan: Any, task: Any) -> Receipt:
+    """The receipt of one worker for every block of a task that writes the output of a plan."""
+    from halotile.storage.sharded.output import create_output
+
+    create_output(plan.output, plan.layout)
     with started(1) as cluster:
-        copying = Copy(task.source, task.writer, grid, task.io_threads)
-        spent = cluster.client.submit(copied, copying, pure=False).result()
-    return {"mpix_per_s": edge**2 / 1e6 / spent, "seconds": spent}
-
-
-@dataclass
-class Lanes:
-    """The task of a job, whose stages are timed block by block."""
-
-    task: Any
-
-    def __post_init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {"read": [], "compute": [], "write": []}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["task"], name)
-
-    def stages(self) -> Lanes:
-        """The stages of the task."""
-        self.inner = self.task.stages()
-        return self
-
-    def finish(self, receipt: Any) -> None:
-        """Nothing is reported."""
-
-    def read(self, block: Any) -> Any:
-        """Read and stage, on a thread of its own."""
-        began = time.perf_counter()
-        try:
-            return self.inner.read(block)
-        finally:
-            self.seconds["read"].append(time.perf_counter() - began)
-
-    def compute(self, block: Any, what_was_read: Any, receipt: Any) -> Any:
-        """Queue the work."""
-        return self.inner.compute(block, what_was_read, receipt)
-
-    def write(self, block: Any, result: Any, receipt: Any) -> None:
-        """Write once the device is done; the time on the device is by its own clock."""
-        ended: Any = getattr(result.computed, "_ended", None)
-        if hasattr(ended, "synchronize"):
-            ended.synchronize()
-        self.seconds["compute"].append(result.computed.seconds)
-        began = time.perf_counter()
-        self.inner.write(block, result, receipt)
-        self.seconds["write"].append(time.perf_counter() - began)
-
-
-def laned(task: Any) -> dict[str, float]:
-    """Milliseconds of each stage for each million pixels of a block, the first block on the device by itself."""
-    import statistics
-
-    from halotile.storage.io_threads import IO_THREADS
-    from halotile.tasks.block import BlockRunner
-    from halotile.tasks.devices.device import prepare_process
-
-    prepare_process(threads=1)
-    IO_THREADS.resize(task.io_threads)
-    lanes = Lanes(task)
-    receipt = BlockRunner(lanes).run(range(len(task.grid)))
+        receipt: Receipt = cluster.client.submit(done, task, pure=False).result()
     assert not receipt.bad, receipt.bad[0].traceback
-    milliseconds = {
-        stage: [1e9 * each / task.grid.block_at(n).core.size for n, each in enumerate(found)]
-        for stage, found in lanes.seconds.items()
-    }
-    first, *later = milliseconds.pop("compute")
-    middles = {f"{stage}_ms": statistics.median(found) for stage, found in milliseconds.items()}
-    return {**middles, "compute_ms": statistics.median(later or [first]), "first_ms": first}
+    return receipt
 
 
 def lanes(folder: Path, edge: int, device: str, subject: str) -> Result:
-    """The stages of the same job in one worker, each timed by itself; and what the disk writes durably."""
-    from halotile.storage.sharded.output import create_output
-    from tests.benchmarks.gpu_programs import laned as timed  # by reference
-
+    """Milliseconds of each stage of the same job in one worker, for each million pixels."""
     plan = planned(folder, edge, device, subject, "lanes")
-    create_output(plan.output, plan.layout)
-    with started(1) as cluster:
-        found = cluster.client.submit(timed, work_of(plan).task, pure=False).result()
-    return {**found, "durable_mb_per_s": _durable_rate(folder / "durable", min(2**30, 4 * edge**2))}
-
-
-def _durable_rate(path: Path, size: int) -> float:
-    """Megabytes a second of a file that is written and synced."""
-    import os
-
-    piece = os.urandom(min(size, 2**26))
-
-    def write() -> None:
-        with path.open("wb", buffering=0) as file:
-            for _ in range(size // len(piece)):
-                file.write(piece)
-            os.fsync(file.fileno())
-
-    spent = seconds(write)
-    path.unlink()
-    return size / 1e6 / spent
-
-
-def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
-    """How far the same job on a CPU and on the device are apart, of the largest pixel."""
-    import numpy as np
-    import zarr
-
-    from halotile.graphs.plans.plan import make_plan
-    from halotile.graphs.runs.driver import run
-
-    results = []
-    with started(1) as cluster:
-        for number, each in enumerate(("cpu", device)):
-            output = fresh(folder / f"agreement-{number}.zarr")
-            run(make_plan(job_of(Subject.named(subject), image(folder, edge), output, each, 1)), cluster=cluster)
-            results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
-    reference, other = results
-    return {"difference": float(np.abs(other - reference).max() / np.abs(reference).max())}
+    receipt = done_by_a_worker(plan, work_of(plan).task)
+    return {
+        f"{stage}_ms": 1e9 * getattr(receipt, f"{stage}_seconds") / edge**2 for stage in ("read", "compute", "write")
+    }
 
 
 # --- the bare forward -------------------------------------------------------------------------------
@@ -385,6 +281,139 @@ def timed(call: Callable[[], Any], device: str, count: int) -> float:
     return seconds(calls) / count
 
 
+# --- peers, training and ptychography --------------------------------------------------------------
+
+PEER_WINDOW = 2048
+"""Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
+
+
+def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
+    """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole image, on the device."""
+    import torch
+
+    one_precision(benchmark=True)
+    model = next(iter(Subject.named(subject).models(folder).values()))
+    known = best_of(folder, device, subject)
+    last = not known.exists() or json.loads(known.read_text())[0][3]
+    layout = torch.channels_last if last else torch.contiguous_format
+    model = model.to(device=device, memory_format=layout)
+    pixels = torch.from_numpy(pixels_of(folder, edge))[None, None]
+
+    def forward(windows: Any) -> Any:
+        return model(windows.contiguous(memory_format=layout))
+
+    return forward, pixels.to(device)
+
+
+def _peer_rate(call: Callable[[], Any], device: str, edge: int) -> Result:
+    """Millions of pixels a second of the second of two calls."""
+    import torch
+
+    with torch.inference_mode():
+        timed(call, device, 1)
+        return {"mpix_per_s": edge**2 / 1e6 / timed(call, device, 1)}
+
+
+def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> Result:
+    """MONAI's sliding window with image and result on the device: the least overlap without seams, or its default."""
+    from monai.inferers import sliding_window_inference
+
+    forward, pixels = _peer(folder, edge, device, subject)
+    window = min(PEER_WINDOW, edge)
+    share = (2 * Subject.named(subject).reach / window) if overlap == "least" and window < edge else 0.25
+    return _peer_rate(
+        lambda: sliding_window_inference(pixels, (window, window), 1, forward, overlap=share), device, edge
+    )
+
+
+def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) -> Result:
+    """deepinv.distributed in one process with image and result on the device: large patches, or its defaults."""
+    from deepinv.distributed import DistributedContext, distribute
+
+    forward, pixels = _peer(folder, edge, device, subject)
+    reach = math.ceil(Subject.named(subject).reach / 8) * 8
+    patch, overlap, batch = 256, 64, 16
+    if patches == "large":
+        patch, batch = min(PEER_WINDOW, edge // 2), 1
+        overlap = min(reach, patch // 2)
+    with DistributedContext(device_mode="gpu" if device == "cuda" else "cpu") as context:
+        denoiser = distribute(
+            deepinv_denoiser(forward),
+            context,
+            tiling_dims=(-2, -1),
+            patch_size=patch,
+            overlap=overlap,
+            max_batch_size=batch,
+        )
+        return _peer_rate(lambda: denoiser(pixels, 0.1), device, edge)
+
+
+EPOCHS = {"cuda": 40, "cpu": 1}
+STEPS = {"cuda": 400, "cpu": 10}
+BATCH, PATCH = 16, 64
+SCANS = {"petra": {"batch": 10, "lr": 0.04}, "far": {"batch": 64, "lr": 0.02}}
+
+
+def _exact(folder: Path) -> Path:
+    """A scan with exact intensities, without the suffix of its files."""
+    ptychography.written(folder, "exact")
+    return folder / "exact"
+
+
+def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """Seconds of an epoch of a scan, on one worker."""
+    import halotile
+
+    if subject == "petra":
+        opened = ptychography.petra(folder)
+    else:
+        opened = halotile.ptychography.open(_exact(folder).with_suffix(".zarr"), modes=2)
+    given: Any = {"cluster": {"kind": "local"}, "device_mode": "gpu" if device == "cuda" else "cpu"}
+    options = {"lr": SCANS[subject]["lr"], "batch_size": SCANS[subject]["batch"]}
+    with halotile.DistributedContext(workers=1, **given) as context:
+        adam = halotile.ptychography.Adam(opened, context=context)
+        return {"seconds": ptychography.epoch_seconds(adam, EPOCHS[device], **options)}
+
+
+def cdtools(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """The same by CDTools."""
+    request: dict[str, Any] = dict(ptychography.PETRA_REQUEST)
+    if subject != "petra":
+        request = {"cxi": str(_exact(folder).with_suffix(".cxi")), "modes": 2}
+    epochs = EPOCHS[device] + ptychography.WARM
+    request["device"] = device
+    return {"seconds": ptychography.cdtools_seconds(folder, request, SCANS[subject], epochs, 1)}
+
+
+def step(folder: Path, edge: int, device: str) -> Result:
+    """Seconds of a step of training, as a job of one worker."""
+    source = training.noisy(folder, "retina", "gaussian", edge)
+    weights = folder / f"step-{device}.safetensors"
+    return training.train(
+        source, weights, steps=STEPS[device], run={"workers": 1, "device": device}, cluster={"kind": "local"}
+    )
+
+
+def loop(folder: Path, edge: int, device: str) -> Result:
+    """Seconds of a forward and a backward pass of the same network and of Adam, on pixels that are on the device."""
+    import torch
+
+    from halotile.tasks.denoisers.common.layers import BlindUNet
+
+    one_precision(benchmark=True)
+    network = BlindUNet(1, 32, 2).to(device)
+    adam = torch.optim.Adam(network.parameters())
+    pixels = torch.rand(BATCH, 1, PATCH, PATCH, device=device)
+
+    def once() -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            adam.zero_grad()
+            (network(pixels.clone()) - pixels.clone()).square().mean().backward()
+            adam.step()
+
+    return {"seconds": seconds_of(once, device)}
+
+
 # --- the machine ------------------------------------------------------------------------------------
 
 
@@ -439,14 +468,8 @@ class Copy:
         """There is no device."""
 
 
-def copied(task: Copy) -> float:
-    """Seconds that it takes this process."""
+def done(task: Any) -> Receipt:
+    """The receipt of this process for every block."""
     prepare_process(threads=1)
     IO_THREADS.resize(task.io_threads)
-    receipt = BlockRunner(task).run(range(len(task.grid)))
-    assert not receipt.bad, receipt.bad[0].traceback
-    return receipt.seconds
-
-
-if __name__ == "__main__":
-    main(globals())
+    return BlockRunner(task).run(range(len(task.grid)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib.metadata import version
@@ -23,23 +24,21 @@ Result = dict[str, Any]
 CALLS, WARM = 15, 3
 
 
-def main(programs: Mapping[str, Any]) -> None:
-    """Run one of the programs, as ``NAME FOLDER EDGE [...]`` on the command line has it, and print what it gives."""
+PROGRAM = (sys.executable, "-m", "tests.benchmarks.measuring")
+"""The command of a program, without its name, folder and edge; PYTHONPATH has to have the repository."""
+
+
+def main() -> None:
+    """Run a program, as ``MODULE.FUNCTION FOLDER EDGE [...]`` on the command line has it, and print what it gives."""
     name, folder, edge, *more = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(programs[name](folder, edge, *more)), flush=True)
+    module, _, function = name.partition(".")
+    program = getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)
+    print(json.dumps(program(folder, edge, *more)), flush=True)
 
 
 spent: list[tuple[str, float]] = []
 """What each call that is timed was for, and its seconds, in this process."""
-
-
-def use_allocator_of_workers() -> None:
-    """Start the process of this program again with the allocator settings of workers, which it reads when it starts."""
-    from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
-
-    if not os.environ.items() >= ALLOCATOR_ENVIRONMENT.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR_ENVIRONMENT)
 
 
 def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,10 +78,11 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def printed(name: str, command: Sequence[str], limit_seconds: float | None = None) -> str:
+def printed(name: str, command: Sequence[str], limit_seconds: float | None = None, **options: Any) -> str:
     """The last line that a program prints; one that fails, or takes longer, ends this one."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
+        options |= {"capture_output": True, "text": True, "timeout": limit_seconds}
+        done: subprocess.CompletedProcess[str] = subprocess.run(command, check=False, **options)
     except subprocess.TimeoutExpired:
         raise SystemExit(f"{name} did not end within {limit_seconds} s") from None
     if done.returncode:
@@ -258,3 +258,7 @@ def versions(*packages: str) -> str:
     return ", ".join(
         [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages if find_spec(name))]
     )
+
+
+if __name__ == "__main__":
+    main()

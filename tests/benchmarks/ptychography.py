@@ -1,4 +1,4 @@
-"""Ptychography against CDTools and pty-chi, each in processes of its own: ``python ptychography.py NAME FOLDER EDGE [...]``."""
+"""Ptychography against CDTools and pty-chi, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-
-from tests.benchmarks.commands import REPOSITORY
-from tests.benchmarks.measuring import Result, fresh, job_command, main, printed, watched_memory
+from tests.benchmarks.bars import REPOSITORY
+from tests.benchmarks.measuring import Result, fresh, job_command, printed, watched_memory
 
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
 RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
@@ -355,7 +352,3 @@ def _rows(case: str, program: str, *more: Any) -> list[tuple[Any, ...]]:
 
 KNOWN_ROWS = _rows("errors", "reached", 0.5)
 FEW_ROWS = _rows("few", "few", 1.0, 1, "object")
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -1,23 +1,19 @@
-"""Programs of ranks that train, each measured in processes of its own: ``python ranks.py NAME FOLDER EDGE``."""
+"""Programs of ranks that train, each measured in processes of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.benchmarks.measuring import CALLS, WARM, Result, fresh, main, median_seconds
+from tests.benchmarks.measuring import CALLS, PROGRAM, WARM, Result, median_seconds, printed
 
 PATCHES, PATCH = 16, 64
-RESULT = "rank-0.json"
 
 
 def _network() -> Any:
@@ -39,7 +35,7 @@ def _patches(step: int, slot: int, slots: int) -> Any:
 
 def ours_step(folder: Path, edge: int, slots: str, mode: str) -> Result:
     """A step of training by ``torch_group.fit``, with sums in the order of slots, or fast, in that of the backend."""
-    return _under_torchrun(folder, "our_rank", slots, mode)
+    return _under_torchrun("ranks.our_rank", str(folder), "0", slots, mode)
 
 
 def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
@@ -59,12 +55,12 @@ def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
         fit: Any = partial(torch_group.fit, steps=WARM + CALLS, slots=count, mode=mode, report=report)
         fit(group, network, partial(_patches, slots=count), lambda f, x: (f(x) - x).square().mean(), adam)
         steps = [b - a for a, b in zip(times[WARM:-1], times[WARM + 1 :], strict=True)]
-        return _result(folder, group.rank, statistics.median(steps) if steps else 0.0)
+        return {"seconds": statistics.median(steps or [0.0])}
 
 
 def plain_step(folder: Path, edge: int) -> Result:
     """A step of training with DistributedDataParallel."""
-    return _under_torchrun(folder, "plain_rank")
+    return _under_torchrun("ranks.plain_rank", str(folder), "0")
 
 
 def plain_rank(folder: Path, edge: int) -> Result:
@@ -85,28 +81,14 @@ def plain_rank(folder: Path, edge: int) -> Result:
 
     seconds = median_seconds(step)
     dist.destroy_process_group()
-    return _result(folder, rank, seconds)
+    return {"seconds": seconds}
 
 
-def _result(folder: Path, rank: int, seconds: float) -> Result:
-    """The figures of a rank; those of the first are kept in a file."""
-    result = {"seconds": seconds}
-    if rank == 0:
-        (folder / RESULT).write_text(json.dumps(result))
-    return result
-
-
-def _under_torchrun(folder: Path, name: str, *arguments: str) -> Result:
+def _under_torchrun(*program: str) -> Result:
     """What the first of two ranks gives that torchrun starts, each a process of one thread."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    fresh(folder / RESULT)
-    subprocess.run(
-        [*torchrun, __file__, name, str(folder), "0", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    result: Result = json.loads((folder / RESULT).read_text())
+    options = ("--standalone", "--nproc-per-node=2", "--local-ranks-filter=0")
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *PROGRAM[1:], *program]
+    result: Result = json.loads(printed(program[0], command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
     return result
 
 
@@ -115,7 +97,3 @@ RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
     ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_step 2 fast", "ranks.plain_step", 64, 1.05, 5),
     ("ranks", "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2", "ranks.ours_step 4 exact", "ranks.plain_step", 64, None, 5),
 ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    main(globals())

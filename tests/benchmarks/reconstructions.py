@@ -1,19 +1,16 @@
-"""Programs that reconstruct, each measured in a process of its own: ``python reconstructions.py NAME FOLDER EDGE``."""
+"""Programs that reconstruct, each measured in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
 from tests.benchmarks.data import CNN, image, network, weights
-from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
+from tests.benchmarks.measuring import Result, chosen, fresh, seconds, started
 from tests.benchmarks.stacks import kernel
 
 EDGES = (5, 9, 13)
@@ -124,37 +121,6 @@ def ours(folder: Path, edge: int, way: str) -> Result:
     }
 
 
-def same_bits(folder: Path, edge: int) -> Result:
-    """Pixels that differ between one pass, two passes, and the same two iterations on whole images in memory."""
-    import zarr
-
-    from halotile.graphs.kinds.sections import Tile
-    from halotile.graphs.plans.plan import make_plan
-    from halotile.graphs.solvers.base import State
-    from halotile.tasks.devices.device import torch_threads
-    from halotile.tasks.operators.base import InMemory, read_all
-    from tests.support import work_of
-
-    images = []
-    for fuse in (True, False):
-        job = _job(folder, edge, "cnn", 2, exact=True, fuse=fuse, tile=Tile(size=200 if fuse else 512))
-        plan, _ = _run(job)
-        images.append(zarr.open_array(plan.output, mode="r")[...])
-    whole = make_plan(
-        _job(folder, edge, "cnn", 2, exact=True, fuse=True, tile=Tile(size=edge, block=edge)), refuse=False
-    )
-    work = work_of(whole)
-    problem = work.problem(STEP)
-    x: Any = work.start
-    with torch_threads():
-        for _ in range(2):
-            at = x
-            step = work.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
-            x = InMemory(read_all(step.images["x"]))
-    images.append(x.pixels)
-    return {"differing": sum(int((images[0] != other).sum()) for other in images[1:]), "seconds": 0.0}
-
-
 # --- by hand --------------------------------------------------------------------------------------
 
 
@@ -182,7 +148,3 @@ def by_hand(folder: Path, edge: int, last: str = "") -> Result:
     with torch.inference_mode():
         iterate()
         return {"seconds": statistics.median(seconds(iterate) for _ in range(2))}
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.bars import (
-    Figure,
-    Ratio,
-    checks,
-    differing,
-    memory_growth,
-    most_alive,
-    noop,
-    program,
-    streamed_growth,
-)
+from tests.benchmarks import bars
+from tests.benchmarks.bars import Figure, Ratio
 from tests.benchmarks.choosing import CHOOSING_ROWS
-from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up, trained_network_planned_again
 from tests.benchmarks.filters import FILTER_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import FEW_ROWS, KNOWN_ROWS, PTYCHOGRAPHY_ROWS
@@ -56,31 +46,29 @@ RATIOS = [
 
 FIGURES = [
     *SAMPLES_FIGURES,
-    Figure("memory", "peak memory of all processes, growth from 4096² to 16384²", memory_growth("denoising.ours_gaussian"), "MB", 40),
-    Figure("noop", "orchestration for each no-op block, 10⁵ blocks", noop(10**5, "per_block_ms"), "ms", 0.06),
-    Figure("noop", "the same, 10⁶ blocks", noop(10**6, "per_block_ms"), "ms", 0.06),
-    Figure("noop", "growth of all processes over 10⁵ blocks", noop(10**5, "grown_mb"), "MB", 40),
-    Figure("noop", "growth of all processes over 10⁶ blocks", noop(10**6, "grown_mb"), "MB", 40),
-    Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3),
-    Figure("checks", "copy of 16384²: its digests and its checks of input and output, of its time", checks, "%", 1, 5),
-    Figure("trials", "`recon-cli plan` of a network not seen before: 5 layers of 8 channels", planned("tests.networks:convolutions", layers=5, width=8), "s", 2, 5),
-    Figure("trials", "the same, a U-Net of 1.9 million weights that looks 51 pixels far", planned("tests.benchmarks.unets:plain_unet"), "s", 10, 5),
-    Figure("trials", "the same, a residual U-Net of 2 million weights that looks 185 pixels far", planned("tests.benchmarks.unets:residual_unet", width=16), "s", 10, 5),
-    Figure("start", "`recon-cli run`, a gaussian on 2048², 2 workers: more than `import torch`", beyond_torch(gaussian_run), "s", 1.5, 7),
-    Figure("start", "`recon-cli plan` of a network not seen before, 5 layers of 8 channels: more than `import torch`", beyond_torch(planned("tests.networks:convolutions", layers=5, width=8)), "s", 1, 7),
-    Figure("start", "`recon-cli plan` of the same again", planned("tests.networks:convolutions", again=True, layers=5, width=8), "s", 1, 7),
-    Figure("start", "`recon-cli plan` of `dncnn` with weights of that size again", trained_network_planned_again, "s", 1, 7),
-    Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
-    Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
-    Figure("many", "256 operators: partial images at once in the tree", most_alive, "images", 12, 1),
-    Figure("bits", "the same, exact: pixels that differ between one pass with tiles of 200, two with 512, and whole images in RAM", differing, "pixels", 0, 1),
-    Figure("growth", "PnP with the CNN: peak of a worker, growth from 4096² to 16384²", memory_growth("reconstructions.ours twice"), "MB", 60, 1),
+    Figure("memory", "peak memory of all processes, growth from 4096² to 16384²", bars.memory_growth("denoising.ours_gaussian"), "MB", 40),
+    Figure("noop", "orchestration for each no-op block, 10⁵ blocks", bars.noop(10**5, "per_block_ms"), "ms", 0.06),
+    Figure("noop", "the same, 10⁶ blocks", bars.noop(10**6, "per_block_ms"), "ms", 0.06),
+    Figure("noop", "growth of all processes over 10⁵ blocks", bars.noop(10**5, "grown_mb"), "MB", 40),
+    Figure("noop", "growth of all processes over 10⁶ blocks", bars.noop(10**6, "grown_mb"), "MB", 40),
+    Figure("noop", "submit to first answer of a job of 10⁶ blocks", bars.noop(10**6, "first_s"), "s", 0.3),
+    Figure("checks", "copy of 16384²: its digests and its checks of input and output, of its time", bars.checks, "%", 1, 5),
+    Figure("trials", "`recon-cli plan` of a network not seen before: 5 layers of 8 channels", bars.planned("tests.networks:convolutions", layers=5, width=8), "s", 2, 5),
+    Figure("trials", "the same, a U-Net of 1.9 million weights that looks 51 pixels far", bars.planned("tests.benchmarks.unets:plain_unet"), "s", 10, 5),
+    Figure("trials", "the same, a residual U-Net of 2 million weights that looks 185 pixels far", bars.planned("tests.benchmarks.unets:residual_unet", width=16), "s", 10, 5),
+    Figure("start", "`recon-cli run`, a gaussian on 2048², 2 workers: more than `import torch`", bars.beyond_torch(bars.gaussian_run), "s", 1.5, 7),
+    Figure("start", "`recon-cli plan` of a network not seen before, 5 layers of 8 channels: more than `import torch`", bars.beyond_torch(bars.planned("tests.networks:convolutions", layers=5, width=8)), "s", 1, 7),
+    Figure("start", "`recon-cli plan` of the same again", bars.planned("tests.networks:convolutions", again=True, layers=5, width=8), "s", 1, 7),
+    Figure("start", "`recon-cli plan` of `dncnn` with weights of that size again", bars.trained_network_planned_again, "s", 1, 7),
+    Figure("start", "`recon-cli --help`", bars.start_up("--help"), "s", 0.5, 7),
+    Figure("start", "`recon-cli validate`", bars.start_up("validate", "JOB"), "s", 0.5, 7),
+    Figure("growth", "PnP with the CNN: peak of a worker, growth from 4096² to 16384²", bars.memory_growth("reconstructions.ours twice"), "MB", 60, 1),
     *(Figure("photons", *row, 1) for row in PHOTON_ROWS),
     *CHOOSING_ROWS,
-    Figure("petra", "the same: loss after CDTools' own recipe", lambda folder: program("ptychography.ours_petra_loss", folder, 0)["loss"], "(root of counts)²", 6, 1),
-    Figure("few", "the same: error of the positions", lambda folder: program("ptychography.ours_few", folder, 0)["positions"], "pixels", 0.2, 1),
-    Figure("streamed", "a scan: peak memory of the largest process of a job in its first 90 s, growth from 2 GB to 16 GB of patterns", streamed_growth("largest"), "MB", 60, 1),
-    Figure("streamed", "the same of all processes together", streamed_growth("total"), "MB", 60, 1),
+    Figure("petra", "the same: loss after CDTools' own recipe", lambda folder: bars.program("ptychography.ours_petra_loss", folder, 0)["loss"], "(root of counts)²", 6, 1),
+    Figure("few", "the same: error of the positions", lambda folder: bars.program("ptychography.ours_few", folder, 0)["positions"], "pixels", 0.2, 1),
+    Figure("streamed", "a scan: peak memory of the largest process of a job in its first 90 s, growth from 2 GB to 16 GB of patterns", bars.streamed_growth("largest"), "MB", 60, 1),
+    Figure("streamed", "the same of all processes together", bars.streamed_growth("total"), "MB", 60, 1),
 ]  # fmt: skip
 
 GROUPS = {
@@ -89,7 +77,7 @@ GROUPS = {
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
-    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth", "samples"),
+    "reconstruct": ("stack", "pnp", "fusing", "growth", "samples"),
 }
 """The tables, and the cases of each."""
 LONG_GROUPS = {"choosing": ("choosing",), "variational": ("variational",)} | {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.benchmarks.bars import Figure, Ratio, shared_run
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import Result, fresh, main, started, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, fresh, started
 
 EDGE, DRAWS = 1024, 16
 BLOCK, SIGMA = 512, 0.1
@@ -99,7 +96,3 @@ SAMPLES_FIGURES = [
     Figure("samples", "the same: bytes read / bytes of the measurement", _ratio("read_ratio"), "", 1.3),
     Figure("samples", "the same: bytes written / bytes of both maps", _ratio("written_ratio"), "", 1.1),
 ]
-
-if __name__ == "__main__":
-    use_allocator_of_workers()
-    main(globals())

@@ -1,22 +1,18 @@
-"""Programs that apply stacks of blurs, each measured in a process of its own: ``python stacks.py NAME FOLDER EDGE [...]``."""
+"""Programs that apply stacks of blurs, each measured in a process of its own."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measuring import Result, in_two_processes, main, seconds
+from tests.benchmarks.measuring import Result, in_two_processes, seconds
 
 EIGHT = (5, 7, 9, 11, 13, 15, 5, 15)
-MANY = 256
 CALLS = 5
 
 
@@ -86,21 +82,6 @@ def _deepinv_rank(edge: int) -> Result:
         return {"seconds": _timed(lambda: physics.A_adjoint_A(x)), "peak_bytes": peak_bytes() - before}
 
 
-def ours_many(folder: Path, edge: int) -> Result:
-    """The most partial images that there are at once, of 256 operators on whole images."""
-    from halotile import DistributedContext, distribute
-
-    options: dict[str, Any] = {"num_operators": MANY, "type_object": "linear_physics"}
-    with DistributedContext(workers=2) as ctx:
-        distribute(a_small_blur, ctx, **options).A_adjoint_A(image(edge))
-        return {"seconds": 0.0, "alive": ctx.most_alive}
-
-
-def a_small_blur(index: int, device: Any, shared: Any) -> Any:
-    """One of very many."""
-    return blurs([3])[0]
-
-
 def peak_bytes() -> int:
     """The most resident memory of this process so far, everything imported."""
     import deepinv
@@ -112,7 +93,3 @@ def peak_bytes() -> int:
 
     del deepinv, torch, zarr, halotile
     return peak_memory_bytes()
-
-
-if __name__ == "__main__":
-    main(globals())

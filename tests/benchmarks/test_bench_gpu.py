@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,42 +12,9 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
-from tests.benchmarks import bench_gpu, gpu_beside, gpu_programs, unets
-from tests.benchmarks.bench_gpu import CASES, STAGES, Bench, Table, main
+from tests.benchmarks import bench_gpu, gpu_programs, unets
+from tests.benchmarks.bench_gpu import CASES, Bench, main
 from tests.benchmarks.measuring import take_turns
-
-OURS = {
-    "mpix_per_s": 80.0,
-    "streaming_mpix_per_s": 90.0,
-    "plan_seconds": 0.1,
-    "busy": 0.8,
-    "peak_bytes": 1050,
-    "planned_bytes": 1000,
-    "redundancy": 1.25,
-    "tile": [512, 512],
-    "batch": 4,
-    "block": [1024, 1024],
-}
-
-
-def results(**changes: Any) -> dict[str, list[dict[str, Any]]]:
-    """What programs could have given: no peer is installed."""
-    return {
-        "ours 1": [OURS | changes],
-        "ours 2": [OURS],
-        "bare": [{"mpix_per_s": 100.0, "way": "one"}],
-        "bare rule": [{"mpix_per_s": 95.0, "way": "one"}],
-        "copy": [{"mpix_per_s": 100.0}],
-        "lanes": [dict.fromkeys([*STAGES.values(), "durable_mb_per_s"], 5.0)],
-        "agreement": [{"difference": 2e-5}],
-    }
-
-
-def row(name: str, title: str, given: dict[str, list[dict[str, Any]]], **failed: str) -> list[str]:
-    """The cells of a row."""
-    lines = Table(given, failed).lines(CASES[name], "what")
-    (found,) = [line for line in lines if line.startswith(f"| {title} |")]
-    return [cell.strip(" *") for cell in found.strip("|").split("|")]
 
 
 @pytest.mark.cluster
@@ -59,17 +26,22 @@ def test_every_program_runs_on_the_processor(
     monkeypatch.setattr(bench_gpu, "is_installed", lambda _: False)
 
     def here(name: str, folder: Path, edge: int, *more: str) -> Any:
-        module, _, function = name.partition(".")
-        return getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(folder, edge, *more)
+        if name.endswith("bare") and "gaussian" in more:
+            raise SystemExit("bare failed:\nOutOfMemoryError: a | b")
+        return getattr(gpu_programs, name.removeprefix("gpu_programs."))(folder, edge, *more)
 
     bench = Bench(tmp_path, "cpu", 1, 1.0, 2, here)
-    table = "\n".join(line for case in CASES.values() for line in bench.rows(case, 64))
-    ranks = "\n".join(bench.rank_rows(64))
-    assert bench.failed == {}
-    assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 3
+    lines = [line for case in CASES.values() for line in bench.rows(case, 64)]
+    table, failed = "\n".join(lines), [line for line in lines if line.endswith("| failed |")]
+    assert bench.failed == {"bare": "OutOfMemoryError: a | b"}
+    assert (len(failed), "OutOfMemoryError: a / b" in failed[0]) == (2, True), "the other rows are there"
+    pattern = r"\| ≥ (\S+) \| \*\*([\d.]+)\*\* .*\| (\w+) \|$"
+    held = [(float(bar), float(ratio), verdict) for bar, ratio, verdict in re.findall(pattern, table, re.MULTILINE)]
+    assert len(held) == 3
+    assert all(ratio == bar or (ratio > bar) == (verdict == "reached") for bar, ratio, verdict in held)
+    assert table.count("| peak VRAM / plan | 0.9 to 1.1 | **not measured** |") == 3
     assert (table.count("end to end, one worker"), table.count("monai is not installed")) == (3, 4)
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1
-    assert table.count("| largest difference from the CPU | ≤ 1e-05 | **0** |") == 3
     assert f"residual U-Net, {unets.parameters(2) / 1e6:.3g} M parameters 64²" in table
 
 
@@ -78,47 +50,7 @@ def test_every_program_runs_on_the_processor(
 def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
     name, way = words.split()
     pytest.importorskip(name)
-    assert getattr(gpu_beside, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "title", "bar", "measured", "verdict"),
-    [
-        ("cnn", "end to end / bare forward", "≥ 0.7", "0.800", "reached"),
-        ("unet", "end to end / bare forward", "≥ 0.9", "0.800", "missed"),
-        ("unet", "the same with the halo counted", "", "1.000", ""),
-        ("gaussian", "while blocks stream / pure copy", "≥ 0.8", "0.900", "reached"),
-        ("cnn", "bare forward, cuDNN choosing by rule / by stopwatch", "", "0.950", ""),
-        ("cnn", "peak VRAM / plan", "0.9 to 1.1", "1.050", "reached"),
-        ("cnn", "largest difference from the CPU", "≤ 1e-05", "2e-05", "missed"),
-    ],
-)
-def test_bars_are_held_against_what_was_measured(name: str, title: str, bar: str, measured: str, verdict: str) -> None:
-    cells = row(name, title, results())
-    assert (cells[1], cells[2], cells[5]) == (bar, measured, verdict)
-
-
-def test_what_is_not_planned_or_installed_has_no_ratio_and_memory_is_near_its_plan_from_both_sides() -> None:
-    title = "peak VRAM / plan"
-    assert [row("cnn", title, results(peak_bytes=peak))[5] for peak in (899, 1101)] == ["missed"] * 2
-    assert row("cnn", title, results(planned_bytes=0))[2] == "not measured"
-    cells = row("cnn", "end to end / MONAI, windows of 2048", results())
-    assert cells[2:] == ["not measured", "", "monai is not installed", ""]
-
-
-def test_a_program_that_fails_costs_its_rows_and_no_others(tmp_path: Path) -> None:
-    def broken(name: str, *_: Any) -> Any:
-        if name.endswith("bare"):
-            raise SystemExit("bare failed:\nOutOfMemoryError: a | b")
-        return results()[{"gpu_programs.ours": "ours 1"}.get(name, name.removeprefix("gpu_programs."))][0]
-
-    bench = Bench(tmp_path, "cpu", 2, 1.0, 2, broken)
-    lines = bench.rows(CASES["gaussian"], 64)
-    failed = [line for line in lines if line.endswith("| failed |")]
-    assert len(failed) == 2
-    assert "OutOfMemoryError: a / b" in failed[0]
-    assert bench.failed == {"bare": "OutOfMemoryError: a | b"}
-    assert any("while blocks stream / pure copy | ≥ 0.8 | **0.900**" in line for line in lines)
+    assert getattr(gpu_programs, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
 
 
 def test_a_device_is_looked_for_in_a_process_of_its_own_and_figures_of_the_processor_are_not_for_the_documentation(

@@ -1,4 +1,4 @@
-"""Training of a U-Net on a noisy image against CAREamics, each in processes of its own: ``python training.py NAME FOLDER EDGE [...]``."""
+"""Training of a U-Net on a noisy image against CAREamics, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.run_directory.directory import RunDirectory
-from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.bars import REPOSITORY
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import Result, chosen, fresh, job_command, main, printed, watched_memory
+from tests.benchmarks.measuring import Result, chosen, fresh, job_command, printed, watched_memory
 
 CAREAMICS = Path(sys.prefix) / "careamics" / "bin" / "python"
 """The Python that `make bench ARGS=training` installs CAREamics for."""
@@ -263,7 +261,3 @@ class Size:
 FULL = Size("", 1411, (1, 3), 2048, 8192, repeats=3)
 LONG = Size("-long", 1411, (15,))
 QUICK = Size("-quick", 256, (0.1,), 512, 1024)
-
-
-if __name__ == "__main__":
-    main(globals())

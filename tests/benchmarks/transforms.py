@@ -1,15 +1,10 @@
-"""Programs of Fourier transforms, each measured in processes of its own: ``python transforms.py NAME FOLDER EDGE [...]``."""
+"""Programs of Fourier transforms, each measured in processes of its own."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.benchmarks.measuring import Result, in_two_processes, main, median_seconds, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, in_two_processes, median_seconds
 
 FIELD = (2, 10, 720, 1440)
 """Samples, variables, latitudes and longitudes of the transforms that PhysicsNeMo tests."""
@@ -105,38 +100,7 @@ def _share_and_messages() -> Result:
         return {"seconds": MARGIN / group.world_size * alone + talk, "alone": alone, "messages": talk}
 
 
-def torch_kernel(folder: Path, edge: int, rows: str, columns: str) -> Result:
-    """The two axes of an image, one after the other as between ranks, twenty times by torch on one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-    image = torch.randn(int(rows), int(columns), generator=torch.Generator().manual_seed(0))
-    return _twenty(lambda: torch.fft.fft(torch.fft.rfft(image), dim=0))
-
-
-def scipy_kernel(folder: Path, edge: int, rows: str, columns: str) -> Result:
-    """The same by scipy."""
-    import numpy as np
-    import scipy.fft
-
-    image = np.random.default_rng(0).standard_normal((int(rows), int(columns)), np.float32)
-    return _twenty(lambda: scipy.fft.fft(scipy.fft.rfft(image), axis=0))
-
-
-def _twenty(call: Callable[[], Any]) -> Result:
-    return {"seconds": median_seconds(lambda: [call() for _ in range(20)])}
-
-
-FFT_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
+FFT_ROWS = [
     ("fft", "rfft2 forward and backward, 2 × 10 × 720 × 1440, 2 ranks / PhysicsNeMo", "transforms.ours", "transforms.physicsnemo", 720, 0.75, 5),
     ("fft", f"the same / {MARGIN} times half of what one process takes, and its messages by themselves", "transforms.ours", "transforms.share", 720, 1.0, 5),
-    *(
-        ("fft", f"the kernel: 20 images of {size.replace(' ', ' × ')} in float32, one thread, torch / scipy", f"transforms.torch_kernel {size}", f"transforms.scipy_kernel {size}", 720, None, 5)
-        for size in ("720 1440", "2048 2048")
-    ),
 ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    use_allocator_of_workers()
-    main(globals())

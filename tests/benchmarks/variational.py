@@ -1,4 +1,4 @@
-"""An iteration of variational inference against NIFTy, in processes of their own: ``python variational.py NAME FOLDER EDGE PAIRS``."""
+"""An iteration of variational inference against NIFTy, in processes of their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 
-from tests.benchmarks.measuring import Result, main, printed
+from tests.benchmarks.measuring import Result, printed
 from tests.tasks.poisson_field import OFFSET, counts, transfer
 
 NIFTY = Path(sys.prefix) / "nifty" / "bin" / "python"
@@ -56,6 +54,3 @@ def _row(edge: int, pairs: int, bar: float) -> tuple[str, str, str, str, int, fl
 
 
 VARIATIONAL_ROWS = [_row(32, 8, 1.0), _row(256, 2, 0.7)]
-
-if __name__ == "__main__":
-    main(globals())

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from halotile.cli.main import app
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.base import JobKind, kind_of
-from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.kinds.base import kind_of
 from halotile.graphs.runs.driver import Outcome
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
@@ -86,66 +86,33 @@ ENDING = Outcome(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FakePlan:
-    job: Denoising
-    fresh: bool
-    refuses: BaseException | None = None
-    same_input: bool = False
-
-    @property
-    def kind(self) -> JobKind:
-        """That of the job."""
-        return kind_of(self.job)
-
-    @property
-    def run(self) -> Run:
-        """As it is asked for."""
-        return self.job.run
-
-    @property
-    def cluster(self) -> Cluster:
-        """As it is asked for."""
-        return self.job.cluster
-
-    @property
-    def run_directory(self) -> Path:
-        """Beside the output."""
-        return Path(f"{self.job.place}.run")
-
-    def summary(self) -> dict[str, Any]:
-        return FIGURES
-
-    def check_fits(self) -> None:
-        if self.refuses is not None:
-            raise self.refuses
-
-
 @dataclass
 class Engine:
     """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
 
     ends: Outcome | BaseException = ENDING
     refuses: BaseException | None = None
-    plans: list[FakePlan] = field(default_factory=list)
+    plans: list[Any] = field(default_factory=list)
     stands: int | BaseException = 0
     """Blocks that an earlier run has done, or why a run would be refused."""
 
-    def make_plan(self, job: Denoising, *, fresh: bool, same_input: bool, refuse: bool = True, **_: object) -> FakePlan:
-        self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
+    def make_plan(self, job: Denoising, *, refuse: bool = True, **words: Any) -> Any:
+        given: dict[str, Any] = {"kind": kind_of(job), "run": job.run, "cluster": job.cluster}
+        plan = Mock(job=job, run_directory=Path(f"{job.place}.run"), **words, **given)
+        plan.summary.return_value, plan.check_fits.side_effect = FIGURES, self.refuses
+        self.plans.append(plan)
         if refuse:
-            self.plans[-1].check_fits()
-        return self.plans[-1]
+            plan.check_fits()
+        return plan
 
-    def count_done(self, plan: FakePlan) -> int:
+    def count_done(self, plan: Any) -> int:
         if isinstance(self.stands, BaseException):
             raise self.stands
         return self.stands
 
-    def check_outputs(self, plan: FakePlan) -> None:
-        self.count_done(plan)
+    check_outputs = count_done
 
-    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Outcome:
+    def run(self, plan: Any, *, observer: Callable[[Progress], None]) -> Outcome:
         observer(Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0))
         if isinstance(self.ends, BaseException):
             raise self.ends

@@ -440,6 +440,7 @@ def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
     assert job.json_of(*SUBMIT)["job"] == "1"
     assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
     wait_for(lambda: len(job.log()) > 4)
+    assert "ssh -N -L" in job.call("dashboard", "out.zarr.run")
     os.kill(job.status()["pid"], signal.SIGUSR1)
     wait_for(lambda: job.record()["number"] != "1")
     number, begun = job.record()["number"], len(job.log())

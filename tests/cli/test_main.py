@@ -97,13 +97,9 @@ def test_a_failing_run_ends_in_one_message(
     assert ("Traceback" in result) == debug
 
 
-def test_a_plan_that_is_stopped_leaves_nothing_to_resume(config: Path, monkeypatch: MonkeyPatch) -> None:
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("halotile.cli.running.make_plan", stopped)
-    result = ask("plan", config)
-    assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
+def test_a_plan_that_is_stopped_leaves_nothing_to_resume(config: Path, engine: Engine) -> None:
+    engine.stands = KeyboardInterrupt()
+    assert refused("plan", config, code=130).strip() == "stopped"
 
 
 TRIED: dict[str, Any] = {

@@ -34,12 +34,6 @@ def end_time(slurm: Slurm, number: str) -> None:
     slurm.call("scancel", "--signal=USR1", "--batch", number)
 
 
-def drain(job: HpcJob, slurm: Slurm, number: str) -> None:
-    """End the time of an attempt, and wait until the run is queued again."""
-    end_time(slurm, number)
-    wait_for(lambda: job.status()["state"] == "queued")
-
-
 def go_on(job: HpcJob, slurm: Slurm, number: str) -> None:
     """Begin the next attempt, and wait for the end of the run."""
     job.set_pace(0)
@@ -85,29 +79,6 @@ def at_work(job: HpcJob, pace: float, *words: str) -> str:
     return number
 
 
-@pytest.mark.thorough  # as with many images, below
-def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
-    shown = job.call(*SUBMIT, "--dry-run")
-    assert "#SBATCH --signal=B:USR1@120" in shown
-    assert f"attend {job.run_directory}" in shown
-    assert f"blocks    {BLOCKS} of 128 × 128" in shown
-    assert not job.run_directory.exists()
-    assert not slurm.jobs()
-    number = at_work(job, 0.3)
-    assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", "out.zarr.run")
-    assert "ssh -N -L" in job.call("dashboard", "out.zarr.run")
-    drain(job, slurm, number)
-    first = [block for block, *_ in job.log()]
-    assert 4 < len(first) < BLOCKS
-    assert len(first) == job.status()["done"]
-    go_on(job, slurm, number)
-    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
-    assert job.status()["state"] == "finished"
-    assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
-    job.check_whole()
-    check_private(job, "out.zarr")
-
-
 @pytest.mark.thorough
 def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm: Slurm) -> None:
     number = at_work(job, 0.5, "--workers", "4")
@@ -137,7 +108,8 @@ def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJo
     job.set_pace(300)
     begun = len(job.log())
     wait_for(lambda: len(job.log()) == begun + 2)
-    drain(job, slurm, number)
+    end_time(slurm, number)
+    wait_for(lambda: job.status()["state"] == "queued")
     assert "no time is left for the blocks in flight" in (job.run_directory / "batch.log").read_text()
     go_on(job, slurm, number)
     assert job.record()["attempts"] == 2

@@ -11,15 +11,16 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import write_scan
+from halotile.tasks.groups import opening
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.opened import SimulatedScan
-from tests.benchmarks.gpu_beside import COLLECTIVES, connected, ranks
 from tests.cases import all_of
 from tests.graphs import test_collectives as collectives
 from tests.support import noisy_image, write_zarr
@@ -135,16 +136,16 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
 
 
-def test_collectives_compute_on_a_gpu_what_they_compute_on_a_cpu(gpu: str, tmp_path: Path) -> None:
-    gaps = ranks(tmp_path, 4096 if gpu == "cuda" else 256, gpu)  # cuFFT differs by the length
-    assert sorted(gaps) == sorted(COLLECTIVES)
-    assert {name: gap for name, gap in gaps.items() if gap > 1e-5} == {}
-
-
 def test_every_collective_and_its_gradient_has_the_numbers_of_a_cpu(gpu: str, tmp_path: Path) -> None:
-    expected = with_gradients(TorchGroup())
-    with connected(tmp_path, gpu) as group:
+    expected, backend = with_gradients(TorchGroup()), "nccl" if gpu == "cuda" else "gloo"
+    opening._connect(opening.Rendezvous(meeting=str(tmp_path / "meeting")), backend)  # with itself
+    try:
+        group = TorchGroup(device=torch.device(gpu, 0), backend=backend)
         actual = with_gradients(group)
+        for each in (group, opening._beside(group)):  # both barriers of ranks on GPUs
+            each.barrier()
+    finally:
+        dist.destroy_process_group()
     assert len(actual) == 55
     for name, tensors in expected.items():
         torch.testing.assert_close(actual[name], tensors, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")

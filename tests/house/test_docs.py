@@ -36,13 +36,21 @@ from tests.hpc import pretended_pbs
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md", "examples/reconstruct/README.md")
 LONGEST = {"README.md": 180}
 ELSEWHERE = {"exec", "submit", "cancel", "logs", "view"}
 """Commands that run in a process of their own; all others run in this one where they need no batch system and no code of the user's: most of a short one is imports."""
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
 """Names of a site in the pages, and those of the batch systems that tests start."""
+CUT = "--set output.shard=100 --set output.chunk=50 --set tile.block=100 --set solver.step=3.2e-5 --workers 1"
 SHORTER = {
+    "deblur": {
+        "blur.py deblur": "blur.py deblur --size 200",
+        "run deblur/job.yaml": f"run deblur/job.yaml --set solver.iterations=12 {CUT}",
+        "run deblur/pnp.yaml": f"run deblur/pnp.yaml --set solver.iterations=2 {CUT}",
+        "--depth 5": "--steps 2 --depth 5",
+        "300:556,500:756": "0:90,0:120",
+    },
     "train": {"minutes: 10": "minutes: 0.04"},
     "samples": {"count: 16": "count: 4"},
     "ptychography": {"epochs: 30": "epochs: 6", "epochs: 15": "epochs: 3"},
@@ -55,7 +63,7 @@ THOROUGH = {
     *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_launched_ranks.py do so
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
     *("torch-fft", "torch-fit", "torch-spatial", "variational-ranks"),  # ranks, as in torch-function
-    *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
+    *("many-images", "python-reconstruct", "deblur"),  # tests/graphs/test_many_images.py and test_reconstruct.py
     *("export", "bench"),  # tests/cli/test_export.py and test_comparing.py
     "gpu-shared",  # tests/graphs/test_tuning.py
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -11,7 +10,6 @@ import pkgutil
 import re
 from fnmatch import fnmatch
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,20 +277,6 @@ def test_what_is_left_out_has_a_reason(title: str) -> None:
     assert left_out
     assert [row for row in left_out if len(row) == 3 and not row[2]] == []
     assert [row for row in left_out if len(row) == 2 and not re.search(r"– : \w", row[1])] == []
-
-
-def test_no_name_of_the_installed_version_is_missing_above() -> None:
-    found = importlib.util.find_spec("physicsnemo")
-    if found is None or found.origin is None:
-        pytest.skip("physicsnemo is not installed")
-    names: set[str] = set()
-    for path in Path(found.origin).with_name("distributed").glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                members = node.body if isinstance(node, ast.ClassDef) else []
-                names |= {node.name, *(each.name for each in members if isinstance(each, ast.FunctionDef))}
-    names -= {"forward", "backward"}
-    assert sorted(name for name in names if not name.startswith("_")) == sorted(NAMES.split())
 
 
 ON_LINUX = {"extra": "", "python_version": "3.12", "sys_platform": "linux", "platform_machine": "x86_64"}

@@ -324,39 +324,9 @@ def test_it_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     assert np.array_equal(place.pixels(FIRST), truth(place))
     assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
     assert not (place.folder / f"{FIRST}.run/state").exists()
+    assert "radius was 5, is 4" in place.call("run", "job.yaml", "--set", "radius=4", code=2)
     (shard,) = list(place.folder.glob(f"{SECOND}/0/c/2/2"))
     shard.write_bytes(shard.read_bytes()[:-9])
     assert f"{SECOND} block" in place.call("verify", FIRST, code=4)
     place.call("verify", SECOND, "--repair")
     assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
-
-
-@pytest.mark.cluster
-@pytest.mark.thorough
-def test_what_has_run_has_a_status_and_refuses_another_job(place: Place) -> None:
-    place.call("run", "job.yaml", "--quiet")
-    assert "finished" in place.call("status", SECOND)
-    assert "sound" in place.call("verify", FIRST)
-    other = place.call("run", "job.yaml", "--set", "radius=4", code=2)
-    assert "belongs to a different job" in other
-    assert "radius was 5, is 4" in other
-    os.utime(place.folder / "in.zarr/c/0/0")
-    assert "run with --same-input" in place.call("run", "job.yaml", code=2)
-    same = json.loads(place.call("run", "job.yaml", "--same-input", "--json", "--quiet"))
-    assert same["resumed"] == same["total"]
-    stranger = JOB.replace(f"path: {FIRST}", f"path: {SECOND}").replace(f"overview: {SECOND}", "overview: a.zarr")
-    (place.folder / "other.yaml").write_text(stranger)
-    assert "another job" in place.call("run", "other.yaml", code=2)
-
-
-@pytest.mark.cluster
-def test_an_error_of_its_own_is_reported_with_its_block(place: Place) -> None:
-    chunk = place.folder / "in.zarr/c/1/1"
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[: len(whole) // 2])
-    try:
-        failed = place.call("run", "job.yaml", "--fresh", code=4)
-    finally:
-        chunk.write_bytes(whole)
-    assert "blocks failed" in failed
-    assert "Traceback (most recent" not in failed

@@ -212,14 +212,6 @@ def test_no_file_is_large() -> None:
     assert large == [ROOT / "examples/ptychography/petra.cxi"]  # the smallest real scan with a licence for it
 
 
-@pytest.mark.parametrize(
-    "line", ["future.result()", "client.gather(futures)", "cluster.client.run(f)", "client.sync(f)", "queue.get()"]
-)
-def test_a_wait_without_a_limit_is_found(line: str) -> None:
-    assert unlimited_waits(line, "halotile/graphs/a.py")
-    assert not unlimited_waits(line.replace(")", ", timeout=3)").replace("(, ", "("), "halotile/graphs/a.py")
-
-
 def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef, text: list[str]) -> int:
     """Lines of a function that are neither blank, comment nor docstring."""
     body = text[function.lineno - 1 : function.end_lineno]
