@@ -1,10 +1,11 @@
-"""Images in a browser: a server on loopback, and the state of neuroglancer, whose client comes with its wheel."""
+"""Results in a browser: images by a server on loopback, with the state of neuroglancer, whose client comes with its wheel; and reports."""
 
 from __future__ import annotations
 
 import json
 import math
 import mimetypes
+import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,13 @@ from urllib.parse import quote
 
 import numpy as np
 
+from halotile.cli.status import find_run
 from halotile.errors import ConfigError
+from halotile.graphs.kinds.sections import Job, jobs_of
 from halotile.registry import optional
+from halotile.storage.disk.durable import DISK
+from halotile.storage.disk.object_path import OutputPath, full_path
+from halotile.storage.run_directory.directory import PAGE, RunDirectory
 
 if TYPE_CHECKING:
     from halotile.storage.images.planes import ServedImage
@@ -305,3 +311,28 @@ def _dimensions(image: ServedImage) -> dict[str, tuple[float, str]]:
     return {
         "c^" if axis == "c" and image.together > 1 else axis: (size, "m" if size != 1 else "") for axis, size in axes
     }
+
+
+def report_page(place: str | OutputPath) -> Path:
+    """Return the report of the run that a path refers to."""
+    page = find_run(place) / PAGE
+    if not page.is_file():
+        raise ConfigError(f"{page} does not exist: it is written when a run ends, unless its dashboard was off.")
+    return page
+
+
+def report_index(job: Job) -> Path:
+    """Write an index of the reports of many images into the folder of the first one's run; images without a report are left out."""
+    from halotile.graphs.watching.report import INDEX, index_of
+
+    runs = {path: RunDirectory.beside(full_path(one.place)).path for path, one in jobs_of(job).items()}
+    pages = {os.path.basename(path): run / PAGE for path, run in runs.items() if (run / PAGE).is_file()}
+    if not pages:
+        raise ConfigError(
+            "no image of this job has a report: it is written when a run ends, unless its dashboard was off."
+        )
+    index = next(iter(runs.values())).parent / "reports.html"
+    if index.exists() and not index.read_bytes().startswith(INDEX.encode()):
+        raise ConfigError(f"{index} exists, and is no index of reports. Move it.")
+    DISK.write_file(index, [index_of(pages, index.parent).encode()])
+    return index

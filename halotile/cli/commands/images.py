@@ -54,15 +54,15 @@ def status(
 def report(
     run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
 ) -> None:
-    """Print the path of a run's report. The report is one file that needs no network."""
+    """Print the path of a run's report. The report is one file that needs no network. For the job file of many images, write an index of theirs."""
     import webbrowser
 
-    from halotile.cli.status import find_run
-    from halotile.storage.run_directory.directory import PAGE
+    from halotile.cli.config.loading import is_config, load_job
+    from halotile.cli.viewing import report_index, report_page
+    from halotile.graphs.kinds.sections import takes_many
 
-    page = find_run(run_path) / PAGE
-    if not page.is_file():
-        raise ConfigError(f"{page} does not exist: it is written when a run ends, unless its dashboard was off.")
+    job = load_job(Path(run_path)) if is_config(Path(run_path)) else None
+    page = report_index(job) if job and takes_many(job) else report_page(job.place if job else run_path)
     echo(str(page))
     if is_opened:
         webbrowser.open(page.resolve().as_uri())

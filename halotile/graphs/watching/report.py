@@ -2,11 +2,14 @@
 
 import base64
 import json
+import os
 import platform
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +108,28 @@ def as_html(rows: Sequence[Row], places: Sequence[InspectedPlace] = ()) -> str:
         for name, png in _images(*place[1:])
     )
     return shown + html_table(rows)
+
+
+INDEX = "<!doctype html><!-- reports of halotile -->"  # beginning of an index
+
+
+def index_of(pages: Mapping[str, Path], folder: Path) -> str:
+    """Return a page for ``folder`` that links the reports of several runs, each under a picture of its result; ``pages``: by names."""
+    shown = []
+    for name, page in pages.items():
+        _, _, found = page.read_text("utf-8").partition("const found = ")
+        places = json.JSONDecoder().raw_decode(found)[0]["places"] if found.startswith("{") else []
+        images = dict(places[0]["images"]) if places else {}
+        png = images.get("after") or next(iter(images.values()), "")
+        picture = f'<img alt="" src="data:image/png;base64,{png}">' if png else ""
+        link = quote(os.path.relpath(page, folder))
+        shown.append(f'<a href="{escape(link)}">{picture}<br>{escape(name)}</a>')
+    style = (
+        ":root { color-scheme: light dark } body { font-family: sans-serif; display: flex; flex-wrap: wrap; gap: 16px; margin: 24px } "
+        "a { width: 260px; overflow-wrap: anywhere; color: inherit } img { width: 100%; border-radius: 4px }"
+    )
+    head = f'<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{len(pages)} reports</title>'
+    return f"{INDEX}{head}<style>{style}</style>{''.join(shown)}</html>\n"
 
 
 def _commands(plan: Plan) -> list[Row]:
