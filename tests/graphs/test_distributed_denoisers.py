@@ -17,7 +17,7 @@ from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
 from halotile.graphs.clusters.base import RunningCluster
 from tests.cases import thorough
-from tests.graphs.distributing import Patch, Smooth, difference, image, models, optim, physics, tiled
+from tests.graphs.distributing import Patch, Smooth, difference, image, optim, physics, tiled
 
 strategies = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies")
 
@@ -88,33 +88,15 @@ def test_the_conditioning_of_an_image_goes_with_its_tiles(ctx: DistributedContex
     assert difference(*found) < SINGLE
 
 
-class Halves:
-    """A user's strategy: the left and the right half."""
-
-    def get_num_patches(self) -> int:
-        return 2
-
-    def get_local_patches(self, x: torch.Tensor, numbers: list[int]) -> list[tuple[int, torch.Tensor]]:
-        return [(number, x.chunk(2, -1)[number]) for number in numbers]
-
-    def apply_batching(self, patches: list[torch.Tensor], max_batch_size: int | None = None) -> list[torch.Tensor]:
-        return patches
-
-    def unpack_batched_results(self, batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-        return batches
-
-    def reduce_patches(self, out: torch.Tensor, pairs: list[tuple[int, torch.Tensor]]) -> None:
-        out.copy_(torch.cat([patch for _, patch in pairs], -1))
-
-
 def test_tiles_along_one_axis_or_three_or_by_a_users_strategy(ctx: DistributedContext) -> None:
     x = image(1, 2, 20, 9, 33)
     for options in ({"tiling_strategy": "basic"}, {"tiling_dims": 3, "patch_size": 4}, {"tiling_dims": (-1, -3)}):
         assert torch.equal(tiled(ctx, torch.nn.ReLU(), **options)(x), x.relu())
-    x = image(1, 1, 8, 12)
-    assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
-    with pytest.raises(ConfigError, match=r"returned \(1, 1, 16, 12\) for tiles .*Halves.*'overlap_tiling'"):
-        tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(x)
+    x = image(1, 1, 40, 40)
+    strategy = strategies.TilingStrategy(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+    assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=strategy)(x), x.relu())
+    with pytest.raises(ConfigError, match=r"returned .* for tiles .*TilingStrategy.*'overlap_tiling'"):
+        tiled(ctx, Smooth(scale=2), tiling_strategy=strategy)(x)
 
 
 RESULTS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
@@ -334,13 +316,6 @@ def test_random_numbers_follow_from_seed_call_and_tile_or_from_a_generator(clust
     assert len({tuple(tile.flatten().tolist()) for tile in tiles.reshape(-1, 16, 16)}) == 3 * 16
     assert difference(*noises[1:]) == 0, "a generator has its own seed"
     assert len({float(each.sum()) for each in noises[0]}) == 12
-
-
-def test_a_stateful_denoiser_is_reset_for_each_tile(ctx: DistributedContext) -> None:
-    x, options = image(1, 1, 64, 64), {"overlap": 8, "max_batch_size": 1}
-    denoiser = tiled(ctx, models.TVDenoiser(n_it_max=20), **options)
-    wanted = tiled(ctx, lambda tile: models.TVDenoiser(n_it_max=20)(tile, 0.3), **options)(x)
-    assert all(torch.equal(denoiser(x, 0.3), wanted) for _ in range(2))
 
 
 # --- parts of a batch -----------------------------------------------------------------------------
