@@ -123,28 +123,6 @@ def test_every_batch_system_is_here() -> None:
     assert workers < {path.stem for path in SCRIPTS.iterdir()}
 
 
-USERS_COMMANDS = {
-    "slurm": "sbatch scancel squeue sinfo scontrol", "pbs": "qsub qdel qstat", "sge": "qsub qdel qstat qconf", "lsf": "bsub bkill bjobs bqueues",
-    "oar": "oarsub oardel oarstat oarnodes", "htcondor": "condor_submit condor_rm condor_q condor_status",
-}  # fmt: skip
-"""Commands of each system that its users may call, from its manual pages."""
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_a_system_is_called_and_named_with_commands_that_it_has(name: str) -> None:
-    system = SYSTEMS[name]
-    named = re.fullmatch(r"`(.*)` lists its (\w+)", system.lists)
-    assert named
-    lines = (system.submits, system.cancels, system.states.command, named[1], system.requeues)
-    assert {line.split()[0] for line in lines if line} <= {*USERS_COMMANDS[name].split()}
-    # OAR shows its queues to administrators alone, and HTCondor has none.
-    assert named[2] == {"oar": "nodes", "htcondor": "machines"}.get(name, "queues")
-    job_class = system.cluster_class().job_cls
-    assert (job_class.submit_command, job_class.cancel_command) == (system.submits, system.cancels)
-    if system.driver is not None:  # the first number that it prints is that of the job
-        assert job_class.job_id_regexp == r"(?P<job_id>\d+)"
-
-
 THEIRS = {"job-extra-directives": ["--nice"], "worker-extra-args": ["--lifetime", "25m"]}
 OF_GPU = {
     "slurm": "#SBATCH --nice\n|--gres=gpu:1", "pbs": "--nice|ngpus=1", "sge": "--nice|-l gpu=1", "lsf": '--nice|-gpu "num=1"',

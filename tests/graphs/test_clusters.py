@@ -30,7 +30,7 @@ from distributed.utils import LoopRunner
 from halotile import DistributedContext
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, scheduler, slurm_alloc
-from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described, traits_of
+from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import (
     LEFT_OUT,
@@ -128,16 +128,6 @@ if __name__ == "__main__":
         for thread in threads:
             thread.join()
 """
-DECLARED = """
-import sys
-from halotile.graphs.clusters.base import starter_of, traits_of
-from halotile.registry import names
-
-for name in names("clusters"):
-    assert callable(starter_of(name).start)
-    traits_of(name)
-print({"dask", "distributed", "torch"} & set(sys.modules))
-"""
 
 
 def outcome_of(folder: Path, text: str) -> tuple[str, str]:
@@ -160,12 +150,6 @@ def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(
 @FORKS
 def test_workers_import_nothing_from_the_working_directory_and_die_without_complaint(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, FORKED) == (f"(True, True, '{REPOSITORY}')\nKilledWorker\n", "")
-
-
-def test_kinds_are_declared_without_dask_and_others_have_workers_elsewhere(tmp_path: Path) -> None:
-    assert outcome_of(tmp_path, DECLARED) == ("set()\n", "")
-    unknown = traits_of("no-such-kind")
-    assert (unknown, unknown.is_remote, unknown.is_here) == (ClusterTraits(), True, False)
 
 
 def status_of(address: str, headers: Mapping[str, str] = {}) -> int:
