@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.noise.simulated import CELL, gaussian, normals
+from halotile.tasks.noise.simulated import gaussian, normals
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
@@ -143,14 +143,6 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
     inner: tuple[Any, ...] = (slice(None), *part.relative_to(window).slices)
     assert np.array_equal(of.random_sides(part, (7,))[0], of.random_sides(window, (3, 7))[inner][1])
     assert np.array_equal(of.sides(part)[0], of.sides(window)[inner][0])
-
-
-def test_numbers_are_drawn_by_position() -> None:
-    wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, (0, 2, 3))
-    assert np.array_equal(normals(Region((-10, 60), (5, 66)), 1, (0, 2, 3)), wide[CELL - 7 : CELL + 8, 65:71])
-    keys = ((1, (0, 2, 3)), (2, (0, 2, 3)), (1, (1, 2, 3)), (1, (0, 2, 4)))
-    correlation = np.corrcoef([normals(Region((0, 0), (64, 64)), *key).ravel() for key in keys])
-    assert np.abs(correlation - np.eye(4)).max() < 0.06
 
 
 def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:

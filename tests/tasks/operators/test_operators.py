@@ -368,17 +368,6 @@ def test_a_gradient_is_the_slope_of_the_misfit_that_it_notes_in_any_region(stack
     assert np.isclose(sum(noted), misfit_of(x, terms), rtol=1e-12)
 
 
-def test_a_misfit_does_not_depend_on_what_else_was_read() -> None:
-    x, terms = numbers(*IMAGE, seed=9), terms_of(STACKS["blurs"], "float32")
-    cell = Region((0, 8, 12), (2, 16, 24))
-    sums = []
-    for region in (cell, Region.whole(IMAGE)):
-        with Scope([cell]) as scope:
-            Gradient(base.InMemory(x.astype("float32")), terms).read(region)
-        sums.append(scope.sums())
-    assert sums[0] == sums[1]
-
-
 def test_a_strip_beside_the_core_of_a_block_notes_nothing() -> None:
     """A rim that is folded asks for strips: their cells are noted by the read that holds them."""
     soft, x = blur.Blur(kernel=np.full((3, 3), 1 / 9), boundary="reflect"), base.InMemory(numbers(12, 10, seed=9))
