@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import dask
 import pytest
@@ -162,9 +161,7 @@ LINES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "section", "configured", "present", "absent"), LINES)
-def test_a_script_has_what_the_job_and_the_user_say(
-    name: str, section: dict[str, Any], configured: dict[str, Any], present: str, absent: str
-) -> None:
+def test_scripts_have_what_users_say(name: str, section: Any, configured: Any, present: str, absent: str) -> None:
     with dask.config.set({f"jobqueue.{name}.{key}": value for key, value in configured.items()}):
         text = worker_script(SYSTEMS[name], replace(PLAIN, **section))
     assert [part for part in present.split("|") if part not in text] == []
@@ -231,20 +228,18 @@ SUBMITTED: list[tuple[str, str | None, int | str]] = [
 """What the command that submits does, and the job's number, or the error."""
 
 
-@pytest.mark.parametrize(("name", "lines", "expected"), SUBMITTED)
-def test_a_script_is_submitted(
-    name: str, lines: str | None, expected: int | str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "lines", "job"), SUBMITTED)
+def test_a_script_is_submitted(name: str, lines: Any, job: Any, tmp_path: Path, command: Any, monkeypatch: Any) -> None:
     system, script = SYSTEMS[name], tmp_path / "batch.sh"
     script.write_text("#BSUB -W 4:00\n")
     if lines is None:
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
         command(system.submits, lines)
-    if isinstance(expected, int):
-        assert system.submit(script) == str(expected)
+    if isinstance(job, int):
+        assert system.submit(script) == str(job)
         return
-    with pytest.raises(ClusterFailed, match=re.escape(expected)):
+    with pytest.raises(ClusterFailed, match=re.escape(job)):
         system.submit(script)
 
 
@@ -464,14 +459,6 @@ def test_locks_are_waited_for_in_jobs(tmp_path: Path, monkeypatch: Patch, caplog
     assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
 
 
-class Torn(BaseException):
-    """The error of the command when a signal comes outside of a run."""
-
-
-def _tear(number: int, _: FrameType | None) -> NoReturn:
-    raise Torn(signal.Signals(number).name)
-
-
 @pytest.fixture
 def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while the command waits for a lock, as long as a batch job does."""
@@ -479,7 +466,7 @@ def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
     monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), requested[0]))
     monkeypatch.setenv("PBS_JOBID", "7")
-    before = {number: signal.signal(number, _tear) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: sys.exit(1)) for number in (signal.SIGUSR1, signal.SIGTERM)}
     yield requested
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -18,7 +18,7 @@ from scipy.ndimage import uniform_filter
 import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import ADDRESS, RunningCluster
+from halotile.graphs.clusters.base import ADDRESS
 from halotile.graphs.jobs.denoise import call
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import kinds
@@ -198,9 +198,7 @@ def test_options_named_like_arguments_are_in_a_mapping(tmp_path: Path, monkeypat
 
 
 @pytest.mark.cluster
-def test_an_open_client_serves_a_call_and_a_second_cluster_beside_it_is_told(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: Patch
-) -> None:
+def test_an_open_client_serves_and_a_second_cluster_is_told(tmp_path: Path, cluster: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(local, "start", None)  # no second cluster
     source = write_zarr(tmp_path / "in.zarr", noisy_image((60, 50)))
     outcome = halotile.denoise(source, tmp_path / "out.zarr", "median", size=3, cluster=cluster.client)

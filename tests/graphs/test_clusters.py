@@ -9,11 +9,12 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,6 @@ from halotile.graphs.clusters.common.security import (
     answer_allowed_only,
     credentials,
     private_base,
-    remove_stale,
 )
 from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT, WORKER_ENVIRONMENT
@@ -291,7 +291,11 @@ def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(monkeypat
 
 
 def test_certificates_are_of_one_run_for_their_owner_and_gone_afterwards(tmp_path: Path) -> None:
-    with credentials(tmp_path) as made, credentials(tmp_path) as other:
+    with ExitStack() as both:
+        made = both.enter_context(credentials(tmp_path))
+        shutil.copytree(made.folder, tmp_path / f"{made.folder.name}-of-a-killed-run")
+        other = both.enter_context(credentials(tmp_path))
+        assert {*tmp_path.iterdir()} == {made.folder, other.folder}, "what lives stays"
         assert made.folder.stat().st_mode & 0o777 == 0o700
         assert {path.stat().st_mode & 0o777 for path in made.folder.iterdir()} == {0o600}
         key = Path(made.paths[1]).read_text()
@@ -300,30 +304,6 @@ def test_certificates_are_of_one_run_for_their_owner_and_gone_afterwards(tmp_pat
         for role in ("scheduler", "worker", "client"):
             assert made.security.get_connection_args(role)["require_encryption"]
     assert [*tmp_path.iterdir()] == []
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from halotile.graphs.clusters.common.security import credentials
-with credentials(Path(sys.argv[1])) as made:
-    print(made.folder, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: Path) -> None:
-    command, environment = [sys.executable, "-c", HOLDER, str(tmp_path)], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout
-        left = Path(holder.stdout.readline().strip())
-        remove_stale(tmp_path)
-        assert (left / "key.pem").exists(), "its owner lives"
-        holder.send_signal(signal.SIGKILL)
-        holder.wait(30)
-    with credentials(tmp_path) as made:
-        assert not left.exists()
-        assert [*tmp_path.iterdir()] == [made.folder]
 
 
 @pytest.mark.usefixtures("homeless")

@@ -355,9 +355,7 @@ def gradients(net: Any, call: Any, inputs: list[torch.Tensor]) -> list[torch.Ten
 @pytest.mark.parametrize("patch", [64, 16], ids=["whole images", "tiles"])
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 @pytest.mark.parametrize("shape", [(), (5,), (5, 1, 30, 28), (1, 1, 30, 28)], ids=str)
-def test_images_with_what_goes_with_each_equal_the_network(
-    ctx: DistributedContext, shape: tuple[int, ...], dtype: torch.dtype, patch: int
-) -> None:
+def test_images_with_what_goes_with_each_equal_the_network(ctx: Any, shape: Any, dtype: Any, patch: int) -> None:
     net = Smooth().to(dtype)
     x = image(5, 1, 30, 28, dtype=dtype).requires_grad_()
     level = (image(*shape, dtype=dtype).abs() + 0.5).requires_grad_()

@@ -17,7 +17,6 @@ from torch.optim import lr_scheduler as schedulers
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import received_bytes
 from tests.cases import thorough
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -100,22 +99,6 @@ def test_a_killed_rank_does_not_change_a_bit(four: DistributedContext, expected:
     for found in four.run_torch(program, ranks=2, retries=1):
         assert_same(found, expected)
     assert (tmp_path / "killed").exists()
-
-
-def received(group: TorchGroup, mode: Any) -> int:
-    """Bytes that a rank counts in a training of three steps."""
-    before = received_bytes()
-    trained(group, 3, mode=mode)
-    return received_bytes() - before
-
-
-@on_workers
-def test_bytes_from_other_ranks_are_counted(four: DistributedContext) -> None:
-    numbers = sum(parameter.numel() for parameter in network().parameters())
-    for mode, share in (("exact", 1.5), ("fast", 1.0)):
-        for counted in four.run_torch(received, mode, ranks=2):
-            assert counted == pytest.approx(3 * 4 * numbers * share, rel=0.3)
-    assert four.run_torch(received, "exact", ranks=1) == [0]
 
 
 def fit_alone(module: Any, batch: Any, loss: Any = None, lr: float = 0.01, **options: Any) -> list[float]:

@@ -209,9 +209,7 @@ TASKS: list[tuple[str, int, tuple[str, str] | None, str]] = [
 
 
 @pytest.mark.parametrize(("tasks", "workers", "has", "device"), TASKS)
-def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
-    allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
-) -> None:
+def test_gpus_serve_where_each_worker_has_one(allocation: Any, tasks: str, workers: int, has: Any, device: str) -> None:
     allocation.has = [f"Mem=10 GRES={each}" for each in has] if has else allocation.has
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
@@ -233,9 +231,7 @@ FOUR_GPUS = "gpu:4(IDX:0-3)"
         ("4(x2)", None, FOUR_GPUS, 8), ("4(x2)", None, "gpu:2(IDX:0-1)", 8),
     ],
 )  # fmt: skip
-def test_an_allocation_is_taken_as_a_whole(
-    allocation: Allocation, tasks: str, cores: int | None, has: str, workers: int
-) -> None:
+def test_an_allocation_is_taken_as_a_whole(allocation: Any, tasks: str, cores: Any, has: str, workers: int) -> None:
     allocation.has = [f"Mem=0 GRES={has}"] * 2
     environment, device = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}, "cuda" if has == FOUR_GPUS else "cpu"
     environment |= {"SLURM_JOB_CPUS_PER_NODE": f"{cores}(x2)"} if cores else {}

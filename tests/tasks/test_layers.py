@@ -54,9 +54,7 @@ def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
     ("width", "channels", "bias"),
     [(16, 1, True), thorough(32, 1, False), (8, 3, True), thorough(12, 1, True), thorough(1, 1, True)],
 )
-def test_the_core_of_a_window_has_the_bits_of_torch_with_a_hole_too(
-    shape: Any, width: int, channels: int, bias: bool
-) -> None:
+def test_a_core_has_the_bits_of_torch_with_a_hole_too(shape: Any, width: int, channels: int, bias: bool) -> None:
     network = stack((channels, width, width, width, channels), bias=bias)
     image = noise((shape[0], channels, *shape[2:]))
     holed = image.clone()

@@ -27,7 +27,7 @@ from halotile.tasks.groups import script as scripts
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
-from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
+from halotile.tasks.trials.provenance import build_sealed, seals_of
 from halotile.tasks.user_code import imported_digest, loaded_code, source_files, value_digest
 from tests.hpc import wait_for
 
@@ -332,14 +332,6 @@ def test_compiled_filters_belong_to_halotile(tmp_path: Path, monkeypatch: pytest
         place.write_bytes(content)
         digests.add(provenance.own_digest.__wrapped__())
     assert len(digests) == 3
-
-
-def test_files_that_are_only_written_do_not_count(tmp_path: Path) -> None:
-    seen = opened_files()
-    (tmp_path / "log.txt").write_text("tried")
-    assert str(tmp_path / "log.txt") not in seen
-    (tmp_path / "log.txt").read_text()
-    assert str(tmp_path / "log.txt") in seen
 
 
 def test_a_script_prints_where_it_is(tmp_path: Path) -> None:
