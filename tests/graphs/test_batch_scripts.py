@@ -19,7 +19,7 @@ import dask
 import pytest
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
-from halotile.graphs import waiting
+from halotile.graphs import submission, waiting
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import Credentials
@@ -30,17 +30,7 @@ from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Outpu
 from halotile.graphs.runs import claim
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
-from halotile.graphs.submission import (
-    DRAIN_AT,
-    SILENCE_SECONDS,
-    Submission,
-    attend,
-    check_not_waiting,
-    check_walltime,
-    script_of,
-    submission_in,
-    walltime_seconds,
-)
+from halotile.graphs.submission import Submission, attend, submission_in
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import names
@@ -95,7 +85,7 @@ def driver_script(system: BatchSystem, choice: Cluster) -> str:
         input=Input(path="in.zarr"), output=Output(path=output), denoiser=DenoiserChoice(name="tv"),
         run=Run(workers=8), cluster=choice,
     )  # fmt: skip
-    return script_of(system, job, Path(f"{output}.run"), 0o022).replace(sys.executable, "PYTHON")
+    return submission.script_of(system, job, Path(f"{output}.run"), 0o022).replace(sys.executable, "PYTHON")
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.iterdir()))
@@ -207,13 +197,13 @@ def test_a_walltime_that_the_user_has_configured_is_that_of_the_system() -> None
     for name, written, seconds in WALLTIMES:
         SYSTEMS[name].cluster_class()  # its import makes the default settings known
         with dask.config.set({f"jobqueue.{name}.walltime": written}):
-            assert walltime_seconds(SYSTEMS[name], PLAIN) == seconds
+            assert submission.walltime_seconds(SYSTEMS[name], PLAIN) == seconds
     for name, walltime in (("pbs", "4"), ("lsf", None)):
         with (
             dask.config.set({"jobqueue.lsf.walltime": "0:04"}),
             pytest.raises(ConfigError, match=r"cluster\.walltime is 240 s, and a run drains 120 s before"),
         ):
-            check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
+            submission.check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
 
 
 SUBMITTED: list[tuple[str, str | None, int | str]] = [
@@ -404,7 +394,7 @@ def run(tmp_path: Path) -> MakeRun:
 
 def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monkeypatch: Patch) -> None:
     made = run(60)
-    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 3))
+    monkeypatch.setenv(submission.DRAIN_AT, str(int(time.time()) + 3))
 
     def go(*_: object) -> None:
         with Signals() as signals:
@@ -422,10 +412,10 @@ def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monk
 TWO_DONE, THREE_DONE = (status_of(replace(NOTHING, done=n, resumed=2), "failed", "", output="out") for n in (2, 3))
 HELD: list[tuple[float, Any, bool, bool]] = [
     (60, {}, True, False),  # a lost machine holds it
-    (SILENCE_SECONDS + 60, {}, False, True),  # for ever
+    (submission.SILENCE_SECONDS + 60, {}, False, True),  # for ever
     (60, {"state": "running"}, False, False),  # another driver is at work
-    (SILENCE_SECONDS + 60, THREE_DONE, True, False),  # of several images, others were done
-    (SILENCE_SECONDS + 60, TWO_DONE, False, True),
+    (submission.SILENCE_SECONDS + 60, THREE_DONE, True, False),  # of several images, others were done
+    (submission.SILENCE_SECONDS + 60, TWO_DONE, False, True),
 ]
 
 
@@ -505,7 +495,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None
     BatchFiles(directory).write({})
     with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
         submission_in(directory)
-    check_not_waiting(directory)
+    submission.check_not_waiting(directory)
 
 
 def test_a_job_that_begins_before_its_number_is_stored(run: MakeRun, monkeypatch: Patch) -> None:

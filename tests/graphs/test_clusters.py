@@ -32,14 +32,9 @@ from halotile import DistributedContext
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, scheduler, slurm_alloc
 from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
+from halotile.graphs.clusters.common import security
 from halotile.graphs.clusters.common.answers import differing_versions
-from halotile.graphs.clusters.common.security import (
-    LEFT_OUT,
-    Credentials,
-    answer_allowed_only,
-    credentials,
-    private_base,
-)
+from halotile.graphs.clusters.common.security import LEFT_OUT, Credentials, answer_allowed_only, credentials
 from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT, WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
@@ -156,9 +151,8 @@ def status_of(address: str, headers: Mapping[str, str] = {}) -> int:
     """The status of a web server's answer. ``{port}`` in a header: as a browser says it."""
     place = urlsplit(address)
     with closing(HTTPConnection(place.hostname or "", place.port, timeout=30)) as connection:
-        connection.request(
-            "GET", place.path, headers={key: text.format(port=place.port) for key, text in headers.items()}
-        )
+        given = {key: text.format(port=place.port) for key, text in headers.items()}
+        connection.request("GET", place.path, headers=given)
         return connection.getresponse().status
 
 
@@ -309,9 +303,9 @@ def test_certificates_are_of_one_run_for_their_owner_and_gone_afterwards(tmp_pat
 @pytest.mark.usefixtures("homeless")
 def test_the_users_own_folder_is_closed_and_there_is_none_without_a_home(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(ConfigError, match=r"HOME is unset.*Set HOME or XDG_CACHE_HOME"):
-        private_base()
+        security.private_base()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert private_base().stat().st_mode & 0o777 == 0o700
+    assert security.private_base().stat().st_mode & 0o777 == 0o700
 
 
 def order(**choice: object) -> Order:

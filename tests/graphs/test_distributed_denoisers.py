@@ -47,9 +47,8 @@ def test_tiles_of_any_size_give_the_whole_image(ctx: DistributedContext, size: t
 def by_fours() -> torch.nn.Module:
     """A network that works on blocks of 4 pixels."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.PixelUnshuffle(4), torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.PixelShuffle(4)
-    )
+    nn = torch.nn
+    return nn.Sequential(nn.PixelUnshuffle(4), nn.Conv2d(16, 16, 3, padding=1), nn.PixelShuffle(4))
 
 
 TILED: dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[str, Any]]] = {
@@ -330,9 +329,8 @@ class Normed(torch.nn.Module):  # type: ignore[misc]
         self.last = torch.nn.BatchNorm2d(3, affine=False, momentum=None)
         self.first = torch.nn.BatchNorm2d(4, momentum=0.3)
         self.middle = torch.nn.BatchNorm2d(3, track_running_stats=False)
-        self.convolutions = torch.nn.ModuleList(
-            torch.nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 4), (4, 3), (3, 3), (3, 1))
-        )
+        sizes = (1, 4), (4, 3), (3, 3), (3, 1)
+        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(a, b, 3, padding=1) for a, b in sizes)
         self.unused = torch.nn.BatchNorm2d(5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -202,9 +202,8 @@ def kept(group: TorchGroup, mode: Any) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(four: DistributedContext, mode: str) -> None:
     """What has a mean has that of the slots, and what has none is that of the last slot."""
-    expected = {
-        "above": [True, True, False], "seen": 12, "last": [12, 12], "phase": [6j, 6j], "mean": [2.25, 2.25]
-    }  # fmt: skip
+    numbers = {"seen": 12, "last": [12, 12], "phase": [6j, 6j], "mean": [2.25, 2.25]}
+    expected = {"above": [True, True, False], **numbers}
     assert kept(TorchGroup(), mode) == expected
     for count in (2, 3, 4):
         assert four.run_torch(kept, mode, ranks=count) == [expected] * count

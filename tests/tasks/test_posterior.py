@@ -252,11 +252,8 @@ def test_what_is_bright_beyond_a_hole_as_wide_as_the_halo_is_seen(brightness: fl
     y = 0.3 * np.random.default_rng(0).standard_normal((64, 192))
     y[:, 116:] += brightness
     y[:, 86:115] = np.nan
-    part = Measurement(
-        Blur(kernel=np.ones((1, 1)), boundary="zero"),
-        Filled(InMemory(y)),
-        Weights(InMemory(y), InMemory(np.full(y.shape, 0.3))),
-    )
+    even = Weights(InMemory(y), InMemory(np.full(y.shape, 0.3)))
+    part = Measurement(Blur(kernel=np.ones((1, 1)), boundary="zero"), Filled(InMemory(y)), even)
     of = Posterior((part,), Matern(std=1.0, range=6.0, mean=0.0), y.shape, np.dtype(np.float64))
     core = Region((0, 32), (64, 96))
     found, checked = Solved(of, 16, (0,), 1e-2).solved(core)
