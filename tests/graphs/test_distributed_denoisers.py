@@ -150,9 +150,8 @@ class Normalised(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.GroupNorm(2, 4), torch.nn.Conv2d(4, 1, 3, padding=1)
-        )
+        there, back = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Conv2d(4, 1, 3, padding=1)
+        self.layers = torch.nn.Sequential(there, torch.nn.GroupNorm(2, 4), back)
 
     def forward(self, x: torch.Tensor, sigma: Any = 1.0) -> torch.Tensor:
         result: torch.Tensor = self.layers(x) * sigma

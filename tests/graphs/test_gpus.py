@@ -137,18 +137,14 @@ def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: Patch) -> None:
 
 def test_workers_on_processors_see_no_gpu(monkeypatch: Patch) -> None:
     """So their memory has a limit, which the driver of a GPU would not bear."""
-    seen = []
-
-    def started(**options: Any) -> Any:
-        seen.append(options["env"].get("CUDA_VISIBLE_DEVICES"))
-        raise KeyError("enough")
-
+    started = Mock(side_effect=KeyError("enough"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(distributed, "LocalCluster", started)
     for gpus in (True, False):
         with pytest.raises(ConfigError, match="enough"), local.start(Order(workers=1, memory_bytes=2**30, gpus=gpus)):
             pass
-    assert seen == ["0,1", ""]
+    environments = [call.kwargs["env"] for call in started.call_args_list]
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in environments] == ["0,1", ""]
 
 
 def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: Patch) -> None:

@@ -217,7 +217,7 @@ def test_a_mask_gives_the_same_bits_in_any_block_whatever_is_under_it(tmp_path: 
         source = write_zarr(tmp_path / f"{n}.zarr", np.where(holes, value, pixels).astype(pixels.dtype))
         job = job_of(source, tmp_path / f"{n}.o.zarr", name, FILTERS[name], shard=n, input=given, tile={"block": n})
         results.append(run_inline(job)[~holes])
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
 
 
 def test_a_range_that_begins_elsewhere_is_no_hole(tmp_path: Path) -> None:
@@ -230,12 +230,11 @@ def test_a_range_that_begins_elsewhere_is_no_hole(tmp_path: Path) -> None:
 def test_patches_at_the_edge_of_an_image_do_not_depend_on_tiles_with_holes(tmp_path: Path) -> None:
     pixels = scene(0.0)[0]
     pixels[100:120, 100:120] = pixels[:4, 150:154] = np.nan
-    source, options = write_zarr(tmp_path / "in.zarr", pixels), FILTERS["nlm"]
-    small, large = (
-        run_inline(job_of(source, tmp_path / f"{n}.zarr", "nlm", options, tile={"size": n, "boundary": "cut"}))
-        for n in (40, 512)
-    )
-    assert np.array_equal(small, large, equal_nan=True)
+    source, results = write_zarr(tmp_path / "in.zarr", pixels), []
+    for size in (40, 512):
+        tile = {"size": size, "boundary": "cut"}
+        results.append(run_inline(job_of(source, tmp_path / f"{size}.zarr", "nlm", FILTERS["nlm"], tile=tile)))
+    assert np.array_equal(results[0], results[1], equal_nan=True)
 
 
 def test_measured_pixels_never_come_out_as_holes(tmp_path: Path) -> None:
@@ -459,9 +458,8 @@ def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path, ax
     assert np.count_nonzero(repaired != stack) == 13
     stack[2:4, 0, 20, 30] = np.nan, np.inf  # which is no measurement there
     stack[:, 0, 80:, :10] = np.nan  # nor is anything in this corner
-    assert planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO).identity["defects"]["places"] == [
-        [-1, 0, 20, 30]
-    ]
+    torn = planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO)
+    assert torn.identity["defects"]["places"] == plan.identity["defects"]["places"]
 
 
 def test_without_noise_no_defect_is_found_and_a_line_of_pixels_has_none_of_the_plan(tmp_path: Path) -> None:

@@ -60,9 +60,8 @@ def test_a_core_has_the_bits_of_torch_with_a_hole_too(shape: Any, width: int, ch
     holed = image.clone()
     holed[0, 0, 20, 20] = float("nan")
     with torch.inference_mode():
-        for (batch, whole), (rows, columns) in itertools.product(
-            [(each, by_torch(network, each)) for each in (image, holed)], MARGINS
-        ):
+        wholes = [(batch, by_torch(network, batch)) for batch in (image, holed)]
+        for (batch, whole), (rows, columns) in itertools.product(wholes, MARGINS):
             wanted = whole[:, :, rows[0] : shape[2] - rows[1], columns[0] : shape[3] - columns[1]]
             made = network.core(batch, (rows, columns))
             assert torch.equal(made.nan_to_num(7.0), wanted.nan_to_num(7.0))

@@ -303,9 +303,8 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     assert found.prior.range == pytest.approx(size, rel=0.1)
     assert found.prior.mean == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
-    assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0), gain_of(operator)).prior == Matern(
-        std=0.7, range=9.0, mean=1.0
-    )
+    given = Matern(std=0.7, range=9.0, mean=1.0)
+    assert likely(windows, transfer, given, gain_of(operator)).prior == given
 
 
 SPOT = kernel(1.0, 2)
