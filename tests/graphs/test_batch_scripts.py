@@ -110,6 +110,9 @@ def test_every_batch_system_is_here() -> None:
     assert {*names("clusters")} == {*SYSTEMS, "local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
     workers = {f"{name}-{choice}" for name in SYSTEMS for choice in ("plain", "site")}
     assert workers < {path.stem for path in SCRIPTS.iterdir()}
+    for system in SYSTEMS.values():
+        job_class = system.cluster_class().job_cls
+        assert (job_class.submit_command, job_class.cancel_command) == (system.submits, system.cancels)
 
 
 THEIRS = {"job-extra-directives": ["--nice"], "worker-extra-args": ["--lifetime", "25m"]}
