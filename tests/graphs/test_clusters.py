@@ -147,6 +147,12 @@ def test_workers_import_nothing_from_the_working_directory_and_die_without_compl
     assert outcome_of(tmp_path, FORKED) == (f"(True, True, '{REPOSITORY}')\nKilledWorker\n", "")
 
 
+def test_kinds_are_declared_without_dask(tmp_path: Path) -> None:
+    code = "import sys\nfrom halotile.graphs.clusters.base import traits_of\nfrom halotile.registry import names\n"
+    code += "[traits_of(name) for name in names('clusters')]\nprint({'dask', 'distributed', 'torch'} & {*sys.modules})"
+    assert outcome_of(tmp_path, code) == ("set()\n", "")
+
+
 def status_of(address: str, headers: Mapping[str, str] = {}) -> int:
     """The status of a web server's answer. ``{port}`` in a header: as a browser says it."""
     place = urlsplit(address)
