@@ -158,12 +158,10 @@ def transforms(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], 
 
 def operators(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], torch.dtype]]:
     """Everything that has a gradient, with the shape and the type of the part of this rank."""
-    of_any_type = {
-        f"{name} {dtype}": (operator, shape, dtype)
-        for name, (operator, shape) in linear_operators(group).items()
-        for dtype in (torch.float64, torch.complex128)
-    }
-    return of_any_type | transforms(group)
+    found = transforms(group)
+    for (name, part), dtype in itertools.product(linear_operators(group).items(), (torch.float64, torch.complex128)):
+        found[f"{name} {dtype}"] = (*part, dtype)
+    return found
 
 
 def dot_gaps(group: TorchGroup) -> dict[str, float]:

@@ -61,10 +61,8 @@ def trained(group: TorchGroup, steps: int = STEPS, killed: str = "", **options: 
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     if killed:
         options |= {"checkpoint": Path(killed, "state"), "checkpoint_seconds": 0.0}
-    losses = torch_group.fit(
-        group, module, next_batch, loss, optimizer, steps=steps, slots=4, seed=7, scheduler=scheduler, **options
-    )
-    return losses, module.state_dict()
+    options |= {"steps": steps, "slots": 4, "seed": 7, "scheduler": scheduler}
+    return torch_group.fit(group, module, next_batch, loss, optimizer, **options), module.state_dict()
 
 
 def on_workers(test: Callable[..., None]) -> Any:

@@ -239,10 +239,8 @@ def test_an_allocation_is_taken_as_a_whole(allocation: Any, tasks: str, cores: A
 
 def test_an_allocation_without_gpus_or_memory_for_its_workers_is_refused(allocation: Allocation) -> None:
     allocation.has = ["Mem=8192 GRES="] * 2
-    for run, cluster, requested in (
-        (Run(device="cuda"), IN_IT, "run.device is cuda"),
-        (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
-    ):
+    rows = ((Run(device="cuda"), IN_IT, "run.device is cuda"), (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"))
+    for run, cluster, requested in rows:
         assert device_of(run, cluster, ALLOCATED) == "cuda"
         with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
             workers_of(run, cluster, "cuda", ALLOCATED)
@@ -346,8 +344,8 @@ def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: Pa
 
     async def run_step() -> None:
         await step.start()
-        assert step._process is not None
-        await step._process.wait()
+        process: Any = step._process
+        await process.wait()
         await step.close()
 
     asyncio.run(run_step())
