@@ -41,7 +41,5 @@ def with_tag(path: Path, pixels: NDArray[Any], value: str) -> Path:
 
 
 def cut(folder: Path, source: Path, name: str, tile: int, **parts: Any) -> NDArray[Any]:
-    job = job_of(
-        source, folder / f"{source.stem}.{tile}.out.zarr", name, FILTERS[name], shard=128, tile={"size": tile}, **parts
-    )
-    return run_inline(job)
+    output = folder / f"{source.stem}.{tile}.out.zarr"
+    return run_inline(job_of(source, output, name, FILTERS[name], shard=128, tile={"size": tile}, **parts))

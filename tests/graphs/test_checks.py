@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,14 +18,9 @@ from scipy.ndimage import uniform_filter
 import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import ADDRESS, RunningCluster
+from halotile.graphs.clusters.base import ADDRESS
 from halotile.graphs.jobs.denoise import call
-from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
-from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.jobs.samples.job import PosteriorOptions
-from halotile.graphs.jobs.simulate.job import NoiseChoice
-from halotile.graphs.jobs.train.job import Training, WeightsFile
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import kinds
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.rules.arguments import cluster_of_script
@@ -89,24 +84,13 @@ def test_addresses_without_credentials_and_values_that_can_be_pass() -> None:
     check_job(job("run", Run(memory_per_worker=2**32, stall_seconds=1)))
 
 
-def test_all_of_them_are_told_at_once() -> None:
-    places = r"run\.workers: .*\nrun\.memory_per_worker: .*\nrun\.retries: .*"
-    with pytest.raises(ConfigError, match=f"^3 problems in the job; nothing was started\n{places}$"):
-        check_job(job("run", Run(workers=0, retries=-1, memory_per_worker="x")))
-
-
 def test_every_check_is_of_a_key_that_there_is() -> None:
-    operator = OperatorChoice(name="mask", data="y.npy")
-    solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
-    places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
-    places["noise"] = SimpleNamespace(**(vars(NoiseChoice()) | vars(NoiseModel())))
-    trained = Training(input=Input(path="a"), output=WeightsFile(path="b.safetensors"))
-    scanned = Ptychography(input=ScanInput(path="a"), output=ResultFile(path="b.cxi"))
-    places[""] = SimpleNamespace(**(vars(solved) | vars(trained) | vars(scanned)))
-    places |= {"model": ModelOptions(), "stages": StageOptions(epochs=1), "posterior": PosteriorOptions()}
-    checked = {(part.__name__.lower(), key) for part, key in COMMON}
-    checked |= {place for kind in kinds().values() for place in kind.checks}
-    assert [key for section, key in checked if not hasattr(places[section], key)] == []
+    assert [key for part, key in COMMON if key not in keys_of(part)] == []
+    for kind in kinds().values():
+        keys = keys_of(kind.job)
+        parts = [(name, part) for name, key in keys.items() for part in (key.type, *get_args(key.type))]
+        places = {(name, key) for name, part in parts if hasattr(part, "__dataclass_fields__") for key in keys_of(part)}
+        assert kind.checks.keys() <= places | {("", key) for key in keys}
 
 
 CALLS: list[tuple[dict[str, Any], str]] = [
@@ -214,9 +198,7 @@ def test_options_named_like_arguments_are_in_a_mapping(tmp_path: Path, monkeypat
 
 
 @pytest.mark.cluster
-def test_an_open_client_serves_a_call_and_a_second_cluster_beside_it_is_told(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: Patch
-) -> None:
+def test_an_open_client_serves_and_a_second_cluster_is_told(tmp_path: Path, cluster: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(local, "start", None)  # no second cluster
     source = write_zarr(tmp_path / "in.zarr", noisy_image((60, 50)))
     outcome = halotile.denoise(source, tmp_path / "out.zarr", "median", size=3, cluster=cluster.client)

@@ -195,12 +195,7 @@ def nuclei(seed: int, count: int = 14, edge: int = 256, background: float = 4.0,
 PHOTON_NOISE: dict[str, Any] = {"model": "poisson-gaussian"}
 BOTH = ("gaussian", "poisson-gaussian")
 PHOTONS: dict[str, tuple[Callable[[], Image], float, float, Any]] = {
-    "20 photons": (
-        lambda: camera()[:256, :256] / 255 * 20.0,
-        1.0,
-        0.0,
-        [(0.01, BOTH[0]), (0.5, BOTH[0]), (2, BOTH[1])],
-    ),
+    "20 photons": (lambda: camera()[:256, :256] / 255 * 20, 1, 0, [(0.01, BOTH[0]), (0.5, BOTH[0]), (2, BOTH[1])]),
     "a camera": (lambda: nuclei(3, 30), 2.2, 1.5, [(0.5, BOTH[0]), *product((1.0, 2.0), BOTH)]),
     "few bright pixels": (lambda: nuclei(7), 1.0, 0.0, [(s, "poisson-gaussian") for s in (0.5, 1.0, 2.0)]),
 }
@@ -236,10 +231,9 @@ def test_one_camera_has_one_gain(tmp_path: Path) -> None:
     planes = [2.2 * rng.poisson(nuclei(100 + n, count=5, edge=128, brightest=40)) + 100 for n in range(28)]
     noisy = np.stack(planes) + 2 * rng.standard_normal((28, 128, 128))
     source = write_zarr(tmp_path / "a.zarr", noisy.round().astype(np.uint16), axes="tyx")
-    shared, by_plane = (
-        make_plan(job_of(source, tmp_path / "o.zarr", "tv", CASES["tv"], noise=PHOTON_NOISE | how)).identity["noise"]
-        for how in ({}, {"shared": "none"})
-    )
+    models = (PHOTON_NOISE, PHOTON_NOISE | {"shared": "none"})
+    jobs = (job_of(source, tmp_path / "o.zarr", "tv", CASES["tv"], noise=model) for model in models)
+    shared, by_plane = (make_plan(each).identity["noise"] for each in jobs)
     assert (shared["gain"], shared["offset"]) == (pytest.approx(2.2, rel=0.1), pytest.approx(100, abs=5))
     assert np.ptp(by_plane["gain"]) > 0.3
 

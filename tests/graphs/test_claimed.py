@@ -20,7 +20,6 @@ import zarr
 
 from halotile import errors
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise import image as job_image
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output, signals
 from halotile.graphs.runs.claim import claim
@@ -28,7 +27,6 @@ from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
-from halotile.storage.grid import Region
 from halotile.storage.sharded import ownership, shards
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import all_of, thorough
@@ -104,9 +102,7 @@ def test_a_changed_output_ends_no_run(scene: Scene, cluster: RunningCluster, che
     check_whole()
 
 
-def test_an_overwritten_journal_is_whole_in_the_end(
-    half_done: Scene, cluster: RunningCluster, check_whole: Check
-) -> None:
+def test_an_overwritten_journal_is_whole_in_the_end(half_done: Scene, cluster: Any, check_whole: Check) -> None:
     half_done.set_pace(0.02)
     overwrite = after(61, half_done, lambda scene: scene.directory.journal_path.write_text("garbage\n"))
     half_done.run(cluster, observer=overwrite)
@@ -276,9 +272,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "words"), BAD)
-def test_a_bad_block_is_named(
-    half_done: Scene, cluster: RunningCluster, check_resumes: Check, kind: str, words: str
-) -> None:
+def test_a_bad_block_is_named(half_done: Scene, cluster: Any, check_resumes: Check, kind: str, words: str) -> None:
     cause = half_done.make_trouble(kind, 20)
     earlier = {name: len(half_done.events(name)) for name in ("bad block", "retry")}
     with pytest.raises(errors.BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
@@ -346,17 +340,6 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene
     failed.match(r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input")
     zarr.open_array(mask, mode="r+")[...] = 1
     assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
-
-
-def test_a_nan_becomes_no_integer(scene: Scene, cluster: RunningCluster, monkeypatch: Patch) -> None:
-    put_nan(scene, 19)
-    parts = {"output": {"dtype": "uint16"}}
-    with pytest.raises(errors.ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
-        scene.run(cluster, parts=parts)
-    monkeypatch.setattr(job_image, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
-    with pytest.raises(errors.BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
-        scene.run(cluster, parts=parts)
-    assert scene.journalled() == others(19)
 
 
 def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: RunningCluster) -> None:

@@ -9,11 +9,12 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,16 +31,10 @@ from distributed.utils import LoopRunner
 from halotile import DistributedContext
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, scheduler, slurm_alloc
-from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described, traits_of
+from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
+from halotile.graphs.clusters.common import security
 from halotile.graphs.clusters.common.answers import differing_versions
-from halotile.graphs.clusters.common.security import (
-    LEFT_OUT,
-    Credentials,
-    answer_allowed_only,
-    credentials,
-    private_base,
-    remove_stale,
-)
+from halotile.graphs.clusters.common.security import LEFT_OUT, Credentials, answer_allowed_only, credentials
 from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT, WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
@@ -128,16 +123,6 @@ if __name__ == "__main__":
         for thread in threads:
             thread.join()
 """
-DECLARED = """
-import sys
-from halotile.graphs.clusters.base import starter_of, traits_of
-from halotile.registry import names
-
-for name in names("clusters"):
-    assert callable(starter_of(name).start)
-    traits_of(name)
-print({"dask", "distributed", "torch"} & set(sys.modules))
-"""
 
 
 def outcome_of(folder: Path, text: str) -> tuple[str, str]:
@@ -162,19 +147,18 @@ def test_workers_import_nothing_from_the_working_directory_and_die_without_compl
     assert outcome_of(tmp_path, FORKED) == (f"(True, True, '{REPOSITORY}')\nKilledWorker\n", "")
 
 
-def test_kinds_are_declared_without_dask_and_others_have_workers_elsewhere(tmp_path: Path) -> None:
-    assert outcome_of(tmp_path, DECLARED) == ("set()\n", "")
-    unknown = traits_of("no-such-kind")
-    assert (unknown, unknown.is_remote, unknown.is_here) == (ClusterTraits(), True, False)
+def test_kinds_are_declared_without_dask(tmp_path: Path) -> None:
+    code = "import sys\nfrom halotile.graphs.clusters.base import traits_of\nfrom halotile.registry import names\n"
+    code += "[traits_of(name) for name in names('clusters')]\nprint({'dask', 'distributed', 'torch'} & {*sys.modules})"
+    assert outcome_of(tmp_path, code) == ("set()\n", "")
 
 
 def status_of(address: str, headers: Mapping[str, str] = {}) -> int:
     """The status of a web server's answer. ``{port}`` in a header: as a browser says it."""
     place = urlsplit(address)
     with closing(HTTPConnection(place.hostname or "", place.port, timeout=30)) as connection:
-        connection.request(
-            "GET", place.path, headers={key: text.format(port=place.port) for key, text in headers.items()}
-        )
+        given = {key: text.format(port=place.port) for key, text in headers.items()}
+        connection.request("GET", place.path, headers=given)
         return connection.getresponse().status
 
 
@@ -282,31 +266,18 @@ def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: Patch)
         pass
 
 
-SEEN = """
-import os, sys
-
-class Noted:
-    def find_spec(name, *_):
-        if name == "torch":
-            open({0!r} + f"/{{os.getpid()}}", "w").close()
-
-sys.meta_path.insert(0, Noted)
-open({0!r} + "/begun", "w").close()
-"""
-
-
 def test_planes_are_filtered_without_torch(tmp_path: Path) -> None:
     """It takes two seconds and 500 MB, in the driver and in each worker."""
     source = write_zarr(tmp_path / "in.zarr", noisy_image((32, 32)))
-    (seen := tmp_path / "seen").mkdir()
-    (tmp_path / "sitecustomize.py").write_text(SEEN.format(str(seen)))
+    for module, mark in (("torch", "imported"), ("sitecustomize", "begun")):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / mark)!r}, 'w').close()")
     (tmp_path / "job.yaml").write_text(
         f"version: 1\njob: denoise\ninput: {{path: {source}}}\noutput: {{path: {tmp_path}/o.zarr}}\n"
         "denoiser: {name: gaussian, sigma: 1.0}\nrun: {workers: 1}\n"
     )
     command = [sys.executable, "-m", "halotile", "run", str(tmp_path / "job.yaml"), "--quiet"]
     subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120, check=True)
-    assert [path.name for path in seen.iterdir()] == ["begun"]
+    assert ((tmp_path / "begun").exists(), (tmp_path / "imported").exists()) == (True, False)
 
 
 def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(monkeypatch: Patch) -> None:
@@ -320,7 +291,11 @@ def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(monkeypat
 
 
 def test_certificates_are_of_one_run_for_their_owner_and_gone_afterwards(tmp_path: Path) -> None:
-    with credentials(tmp_path) as made, credentials(tmp_path) as other:
+    with ExitStack() as both:
+        made = both.enter_context(credentials(tmp_path))
+        shutil.copytree(made.folder, tmp_path / f"{made.folder.name}-of-a-killed-run")
+        other = both.enter_context(credentials(tmp_path))
+        assert {*tmp_path.iterdir()} == {made.folder, other.folder}, "what lives stays"
         assert made.folder.stat().st_mode & 0o777 == 0o700
         assert {path.stat().st_mode & 0o777 for path in made.folder.iterdir()} == {0o600}
         key = Path(made.paths[1]).read_text()
@@ -331,36 +306,12 @@ def test_certificates_are_of_one_run_for_their_owner_and_gone_afterwards(tmp_pat
     assert [*tmp_path.iterdir()] == []
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from halotile.graphs.clusters.common.security import credentials
-with credentials(Path(sys.argv[1])) as made:
-    print(made.folder, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: Path) -> None:
-    command, environment = [sys.executable, "-c", HOLDER, str(tmp_path)], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout
-        left = Path(holder.stdout.readline().strip())
-        remove_stale(tmp_path)
-        assert (left / "key.pem").exists(), "its owner lives"
-        holder.send_signal(signal.SIGKILL)
-        holder.wait(30)
-    with credentials(tmp_path) as made:
-        assert not left.exists()
-        assert [*tmp_path.iterdir()] == [made.folder]
-
-
 @pytest.mark.usefixtures("homeless")
 def test_the_users_own_folder_is_closed_and_there_is_none_without_a_home(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(ConfigError, match=r"HOME is unset.*Set HOME or XDG_CACHE_HOME"):
-        private_base()
+        security.private_base()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert private_base().stat().st_mode & 0o777 == 0o700
+    assert security.private_base().stat().st_mode & 0o777 == 0o700
 
 
 def order(**choice: object) -> Order:

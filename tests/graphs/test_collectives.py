@@ -96,9 +96,7 @@ def halo_faults(group: TorchGroup, sizes: Sequence[int], dtype: torch.dtype) -> 
     for before, after in ((1, 1), (0, 3), (4, 2)):
         around = torch.cat([x] * 7, 1)[:, 3 * x.shape[1] + start - before : 3 * x.shape[1] + stop + after]
         zeros = torch.nn.functional.pad(x, (0, 0, before, after))[:, start : stop + before + after]
-        expected = {
-            "circular": around, "cut": x[:, max(0, start - before) : stop + after], "zero": zeros,
-        }  # fmt: skip
+        expected = {"circular": around, "cut": x[:, max(0, start - before) : stop + after], "zero": zeros}
         for rule, halo in expected.items():
             got = c.halo_exchange(part_of(x, group, sizes, 1), group, sizes, 1, before, after, rule)
             if not torch.equal(got, halo if start < stop else x[:, :0]):
@@ -160,12 +158,10 @@ def transforms(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], 
 
 def operators(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], torch.dtype]]:
     """Everything that has a gradient, with the shape and the type of the part of this rank."""
-    of_any_type = {
-        f"{name} {dtype}": (operator, shape, dtype)
-        for name, (operator, shape) in linear_operators(group).items()
-        for dtype in (torch.float64, torch.complex128)
-    }
-    return of_any_type | transforms(group)
+    found = transforms(group)
+    for (name, part), dtype in itertools.product(linear_operators(group).items(), (torch.float64, torch.complex128)):
+        found[f"{name} {dtype}"] = (*part, dtype)
+    return found
 
 
 def dot_gaps(group: TorchGroup) -> dict[str, float]:

@@ -26,10 +26,7 @@ from tests.support import IN_THREADS
 
 peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore"),  # deepinv warns of its own defaults
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]  # deepinv warns of its own defaults
 
 FAILING = {
     "test_distributed_context_collectives[cpu_multi]": "raw process-group collectives: sums over ranks, and there is one",

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import dask.array as da
 import numpy as np
@@ -30,7 +29,6 @@ from tests.graphs.trials import deblurring
 from tests.support import IN_THREADS, dncnn_weights, job_of, noisy_image, write_zarr
 
 peer = pytest.importorskip("deepinv.distributed")
-framework: Any = pytest.importorskip("deepinv.distributed.framework")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -72,16 +70,6 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: Patc
     words = r"tcp://127\.0\.0\.1:9.*or remove DASK_SCHEDULER_ADDRESS to have workers on this machine"
     with pytest.raises(ConfigError, match=words), DistributedContext():
         pass
-
-
-def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: Patch) -> None:
-    started = Mock(side_effect=ConfigError("enough"))
-    monkeypatch.setattr("halotile.graphs.distributed.context.machine_bytes", lambda: 2**30)
-    monkeypatch.setattr("halotile.graphs.clusters.local.start", started)
-    with pytest.raises(ConfigError), DistributedContext(workers=2, cluster="local", stall_seconds=3600.0):
-        pass
-    (order,) = started.call_args.args
-    assert (order.workers, order.memory_bytes, order.scheduler_options["worker_ttl"]) == (2, 2**29, 3600)
 
 
 def test_an_error_names_its_operator_or_tile_and_leaves_the_cluster_usable(ctx: DistributedContext) -> None:
@@ -407,60 +395,33 @@ def test_a_single_physics_keeps_its_interface(ctx: DistributedContext) -> None:
     assert difference(torch.from_numpy(lazy.compute()), blurs()[0].A_adjoint_A(x)) < NEAR
 
 
-def test_objects_derive_from_deepinvs_classes_and_use_none_of_their_methods(ctx: DistributedContext) -> None:
-    made = {
-        framework.DistributedStackedLinearPhysics: distribute(blurs(), ctx),
-        framework.DistributedStackedPhysics: distribute([physics.Denoising()], ctx, type_object="physics"),
-        framework.DistributedDataFidelity: distribute(optim.L2(), ctx),
-        framework.DistributedProcessing: distribute(Smooth(), ctx, type_object="denoiser"),
-    }
-    for theirs, ours in made.items():
-        assert isinstance(ours, theirs)
-        for name in dir(type(ours)):
-            owner = next(kind for kind in type(ours).__mro__ if name in vars(kind)).__module__
-            if name == "__init__" or not name.startswith("_"):
-                assert not owner.startswith("deepinv.distributed"), name
-
-
 # --- no torch tensor crosses the border of a task: Dask takes its size for 80 bytes, and some hang
 
 
 def watch_tensors() -> None:
     """From now on this process notes each tensor that Dask serialises, however deep inside of something it is."""
     import importlib
-    import threading
+    import sys
 
     import torch
 
-    serialize = importlib.import_module("distributed.protocol.serialize")
-    own = serialize.dask_serialize.dispatch(torch.Tensor)  # it is registered when it is first looked for
+    families = importlib.import_module("distributed.protocol.serialize").dask_serialize
+    own, reduce = families.dispatch(torch.Tensor), torch.Tensor.__reduce_ex__
     torch._crossed = []
-    inside = threading.local()
-    dumps, reduce = serialize.pickle.dumps, torch.Tensor.__reduce_ex__
 
-    def watched_dumps(*arguments: Any, **options: Any) -> Any:
-        inside.depth = getattr(inside, "depth", 0) + 1
-        try:
-            return dumps(*arguments, **options)
-        finally:
-            inside.depth -= 1
-
-    def watched_reduce(self: Any, protocol: Any) -> Any:
-        if getattr(inside, "depth", 0):
-            torch._crossed.append(tuple(self.shape))
-        return reduce(self, protocol)
-
-    def watched_own(tensor: Any) -> Any:
-        torch._crossed.append(tuple(tensor.shape))
-        return own(tensor)
+    def noted(tensor: Any, *protocol: Any) -> Any:
+        frame: Any = sys._getframe()
+        while frame and not frame.f_globals.get("__name__", "").startswith("distributed.protocol."):
+            frame = frame.f_back
+        torch._crossed += [tuple(tensor.shape)] * bool(frame)
+        return reduce(tensor, *protocol) if protocol else own(tensor)
 
     def undo() -> None:
-        serialize.pickle.dumps, torch.Tensor.__reduce_ex__ = dumps, reduce
-        serialize.dask_serialize.register(torch.Tensor)(own)
+        torch.Tensor.__reduce_ex__ = reduce
+        families.register(torch.Tensor)(own)
 
-    serialize.pickle.dumps, torch.Tensor.__reduce_ex__ = watched_dumps, watched_reduce
-    serialize.dask_serialize.register(torch.Tensor)(watched_own)
-    torch._watched = undo
+    torch.Tensor.__reduce_ex__, torch._watched = noted, undo
+    families.register(torch.Tensor)(noted)
 
 
 Tensors = Callable[[], list[tuple[int, ...]]]

@@ -61,9 +61,7 @@ CUT: dict[str, Row] = {
 @pytest.mark.parametrize(
     ("name", "picked"), [*((name, None) for name in (*WHOLE, *CUT)), ("seven", PICKED), ("circular", [1])]
 )
-def test_operations_and_their_gradients_equal_the_plain_stack(
-    ctx: DistributedContext, name: str, picked: list[int] | None, monkeypatch: Patch
-) -> None:
+def test_operations_and_gradients_equal_the_plain_stack(ctx: Any, name: str, picked: Any, monkeypatch: Patch) -> None:
     if name in CUT:
         in_blocks(monkeypatch, 40)
     make, shape = (WHOLE | CUT)[name]
@@ -104,9 +102,7 @@ def test_solutions_and_norms_are_those_of_the_whole_stack(ctx: DistributedContex
 
 
 @pytest.mark.parametrize("edges", [(20, 24), (80, 70)])
-def test_an_adjoint_is_the_sum_whatever_the_reduction_and_reduce_op_reduces(
-    ctx: DistributedContext, edges: tuple[int, int], monkeypatch: Patch
-) -> None:
+def test_an_adjoint_is_the_sum_whatever_the_reduction(ctx: DistributedContext, edges: Any, monkeypatch: Patch) -> None:
     """As in deepinv, whose demos of unrolled networks distribute their physics with ``reduction="mean"``."""
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", 1000)
     x, parts = image(1, 1, *edges), blurs()

@@ -188,9 +188,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "shape", "options", "tile"), ODD)
-def test_what_is_only_odd_has_the_bits_of_the_whole(
-    tmp_path: Path, name: str, shape: tuple[int, int], options: dict[str, Any], tile: dict[str, Any]
-) -> None:
+def test_what_is_odd_has_the_bits_of_the_whole(tmp_path: Path, name: str, shape: Any, options: Any, tile: Any) -> None:
     result = run_inline(job(tmp_path, name, shape, options, tile=tile))
     call, pixels = getattr(deceptive, name), np.random.default_rng(0).random(shape, np.float32)
     if isinstance(call, type):

@@ -78,9 +78,8 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, go: Go) -> None
     assert go(solved(parts, iterations=3)).figures["iteration"] == 3
     after_three = files(parts)
     plan = make_plan(parts)
-    assert plan.notes == (
-        "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run",
-    )
+    (note,) = plan.notes
+    assert note == "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run"
     assert go(parts).figures["iteration"] == 6
     go(whole)
     assert files(parts) == files(whole) != after_three

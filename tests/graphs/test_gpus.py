@@ -137,18 +137,14 @@ def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: Patch) -> None:
 
 def test_workers_on_processors_see_no_gpu(monkeypatch: Patch) -> None:
     """So their memory has a limit, which the driver of a GPU would not bear."""
-    seen = []
-
-    def started(**options: Any) -> Any:
-        seen.append(options["env"].get("CUDA_VISIBLE_DEVICES"))
-        raise KeyError("enough")
-
+    started = Mock(side_effect=KeyError("enough"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(distributed, "LocalCluster", started)
     for gpus in (True, False):
         with pytest.raises(ConfigError, match="enough"), local.start(Order(workers=1, memory_bytes=2**30, gpus=gpus)):
             pass
-    assert seen == ["0,1", ""]
+    environments = [call.kwargs["env"] for call in started.call_args_list]
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in environments] == ["0,1", ""]
 
 
 def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: Patch) -> None:
@@ -209,9 +205,7 @@ TASKS: list[tuple[str, int, tuple[str, str] | None, str]] = [
 
 
 @pytest.mark.parametrize(("tasks", "workers", "has", "device"), TASKS)
-def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
-    allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
-) -> None:
+def test_gpus_serve_where_each_worker_has_one(allocation: Any, tasks: str, workers: int, has: Any, device: str) -> None:
     allocation.has = [f"Mem=10 GRES={each}" for each in has] if has else allocation.has
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
@@ -233,9 +227,7 @@ FOUR_GPUS = "gpu:4(IDX:0-3)"
         ("4(x2)", None, FOUR_GPUS, 8), ("4(x2)", None, "gpu:2(IDX:0-1)", 8),
     ],
 )  # fmt: skip
-def test_an_allocation_is_taken_as_a_whole(
-    allocation: Allocation, tasks: str, cores: int | None, has: str, workers: int
-) -> None:
+def test_an_allocation_is_taken_as_a_whole(allocation: Any, tasks: str, cores: Any, has: str, workers: int) -> None:
     allocation.has = [f"Mem=0 GRES={has}"] * 2
     environment, device = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}, "cuda" if has == FOUR_GPUS else "cpu"
     environment |= {"SLURM_JOB_CPUS_PER_NODE": f"{cores}(x2)"} if cores else {}
@@ -247,10 +239,8 @@ def test_an_allocation_is_taken_as_a_whole(
 
 def test_an_allocation_without_gpus_or_memory_for_its_workers_is_refused(allocation: Allocation) -> None:
     allocation.has = ["Mem=8192 GRES="] * 2
-    for run, cluster, requested in (
-        (Run(device="cuda"), IN_IT, "run.device is cuda"),
-        (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
-    ):
+    rows = ((Run(device="cuda"), IN_IT, "run.device is cuda"), (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"))
+    for run, cluster, requested in rows:
         assert device_of(run, cluster, ALLOCATED) == "cuda"
         with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
             workers_of(run, cluster, "cuda", ALLOCATED)
@@ -354,8 +344,8 @@ def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: Pa
 
     async def run_step() -> None:
         await step.start()
-        assert step._process is not None
-        await step._process.wait()
+        process: Any = step._process
+        await process.wait()
         await step.close()
 
     asyncio.run(run_step())

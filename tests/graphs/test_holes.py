@@ -24,7 +24,6 @@ from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.sections import Input
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.driver import run as run_job
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import choose_planes
@@ -80,13 +79,6 @@ def test_pixels_beside_a_hole_are_as_good_as_elsewhere(tmp_path: Path, name: str
         known = np.where(holes[..., None, None], 0, windows)
         expected = np.nanquantile(known[beside], 0.5, axis=(1, 2), method="inverted_cdf")
         assert np.array_equal(result[beside], expected)
-
-
-def test_a_median_beside_a_hole_is_a_value_of_the_image(tmp_path: Path) -> None:
-    labels = np.random.default_rng(1).choice(np.array([10, 200], "uint16"), (40, 50))
-    labels[::3, ::4] = 0
-    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", labels), "median", 64, input={"nodata": 0.0})
-    assert set(np.unique(result)) == {0, 10, 200}
 
 
 def test_no_slope_of_tv_crosses_a_hole(tmp_path: Path) -> None:
@@ -218,26 +210,14 @@ def masked(folder: Path, holes: NDArray[np.bool_]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["function", thorough("torch")])
 @pytest.mark.parametrize("nodata", ["auto", thorough("none")])
-def test_a_mask_gives_the_same_bits_in_any_block(tmp_path: Path, name: str, nodata: str) -> None:
+def test_a_mask_gives_the_same_bits_in_any_block_whatever_is_under_it(tmp_path: Path, name: str, nodata: str) -> None:
     pixels, holes = scene(100, "uint16" if nodata == "auto" else "float32")
-    given, source = {"nodata": nodata, **masked(tmp_path, holes)}, write_zarr(tmp_path / "in.zarr", pixels)
-    small, large = (
-        run_inline(job_of(source, tmp_path / f"{n}.zarr", name, FILTERS[name], shard=n, input=given, tile={"block": n}))
-        for n in (96, 512)
-    )
-    assert np.array_equal(small, large)
-
-
-def test_values_under_a_mask_are_in_no_mean(tmp_path: Path) -> None:
-    holes = np.zeros((200, 200), bool)
-    holes[20:180, 20:180] = True
-    results, given = [], masked(tmp_path, holes)
-    options = {"import": "scipy.ndimage:uniform_filter", "options": {"size": 81}, "depth": 40}
-    for value in (0.0, 1e4):
-        source = write_zarr(tmp_path / f"{value:g}.zarr", np.where(holes, np.float32(value), np.float32(50)))
-        results.append(run_inline(job_of(source, tmp_path / f"{value:g}.out.zarr", "function", options, input=given)))
-        assert np.allclose(results[-1][~holes], 50)
-    assert np.array_equal(results[0][~holes], results[1][~holes])
+    given, results = {"nodata": nodata, **masked(tmp_path, holes)}, []
+    for n, value in ((96, 100), (512, 60000)):
+        source = write_zarr(tmp_path / f"{n}.zarr", np.where(holes, value, pixels).astype(pixels.dtype))
+        job = job_of(source, tmp_path / f"{n}.o.zarr", name, FILTERS[name], shard=n, input=given, tile={"block": n})
+        results.append(run_inline(job)[~holes])
+    assert np.array_equal(results[0], results[1])
 
 
 def test_a_range_that_begins_elsewhere_is_no_hole(tmp_path: Path) -> None:
@@ -250,12 +230,11 @@ def test_a_range_that_begins_elsewhere_is_no_hole(tmp_path: Path) -> None:
 def test_patches_at_the_edge_of_an_image_do_not_depend_on_tiles_with_holes(tmp_path: Path) -> None:
     pixels = scene(0.0)[0]
     pixels[100:120, 100:120] = pixels[:4, 150:154] = np.nan
-    source, options = write_zarr(tmp_path / "in.zarr", pixels), FILTERS["nlm"]
-    small, large = (
-        run_inline(job_of(source, tmp_path / f"{n}.zarr", "nlm", options, tile={"size": n, "boundary": "cut"}))
-        for n in (40, 512)
-    )
-    assert np.array_equal(small, large, equal_nan=True)
+    source, results = write_zarr(tmp_path / "in.zarr", pixels), []
+    for size in (40, 512):
+        tile = {"size": size, "boundary": "cut"}
+        results.append(run_inline(job_of(source, tmp_path / f"{size}.zarr", "nlm", FILTERS["nlm"], tile=tile)))
+    assert np.array_equal(results[0], results[1], equal_nan=True)
 
 
 def test_measured_pixels_never_come_out_as_holes(tmp_path: Path) -> None:
@@ -401,14 +380,14 @@ def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, dtype: str, deno
 def test_workers_give_the_same_bits_and_a_run_goes_on_with_its_noise(tmp_path: Path, cluster: RunningCluster) -> None:
     hot = with_defects(dim_scene())
     job = job_on(tmp_path, "hot", hot, "tv", **AUTO)
-    outcome = run_job(make_plan(job), cluster=cluster)
+    outcome = run(make_plan(job), cluster=cluster)
     assert outcome.defects == 2
     page = (Path(f"{job.output.path}.run") / PAGE).read_text("utf-8")
     assert '["defects", "2 pixels replaced before anything was computed"]' in page
     assert np.array_equal(read_zarr(Path(job.output.path)), done(tmp_path, "hot", hot, **AUTO))
     first, again = make_plan(job, fresh=True), make_plan(job)
     assert again.identity["defects"] == first.identity["defects"] != None  # noqa: E711
-    assert run_job(again, cluster=cluster).resumed > 0
+    assert run(again, cluster=cluster).resumed > 0
 
 
 @pytest.mark.parametrize("how", ["auto", "path", "stripes"])
@@ -479,9 +458,8 @@ def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path, ax
     assert np.count_nonzero(repaired != stack) == 13
     stack[2:4, 0, 20, 30] = np.nan, np.inf  # which is no measurement there
     stack[:, 0, 80:, :10] = np.nan  # nor is anything in this corner
-    assert planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO).identity["defects"]["places"] == [
-        [-1, 0, 20, 30]
-    ]
+    torn = planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO)
+    assert torn.identity["defects"]["places"] == plan.identity["defects"]["places"]
 
 
 def test_without_noise_no_defect_is_found_and_a_line_of_pixels_has_none_of_the_plan(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
 TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
 
 
-def network(scale: int = 1, level: bool = False) -> nn.Module:
+def network(scale: int = 1) -> nn.Module:
     """A user's own network, for the tables of denoisers."""
 
     class Lab(nn.Module):  # type: ignore[misc]
@@ -50,9 +50,9 @@ def sharpen(image: Image, amount: float = 0.5) -> Image:
     return sharp
 
 
-def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1) -> dict[str, torch.Tensor]:
+def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH) -> dict[str, torch.Tensor]:
     """Random weights of a DnCNN whose layers go by these names."""
-    sizes, generator = [channels] + [width] * (len(keys) - 1) + [channels], torch.Generator().manual_seed(2)
+    sizes, generator = [1] + [width] * (len(keys) - 1) + [1], torch.Generator().manual_seed(2)
     tensors = {}
     for key, into, out in zip(keys, sizes, sizes[1:], strict=False):
         tensors[f"{key}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)

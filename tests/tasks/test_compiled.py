@@ -84,10 +84,8 @@ def test_large_medians_follow_steps_and_ties_and_go_far(size: int, monkeypatch: 
         noise, narrow = torch.randn(300, 330, generator=torch.Generator().manual_seed(1)), torch.arange(330) % 2
         images += [narrow.expand(300, 330).float(), narrow + noise / 20, 5 * narrow - noise]
     for image in images:
-        batch = image[None, None].contiguous()
-        assert same_bits(
-            median.Median(size=size).build()(batch), on_tensors(median.Median(size=size), batch, monkeypatch)
-        )
+        batch, denoiser = image[None, None].contiguous(), median.Median(size=size)
+        assert same_bits(denoiser.build()(batch), on_tensors(denoiser, batch, monkeypatch))
 
 
 def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,19 +26,8 @@ from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import check_purity, probe
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
-from tests.tasks.denoising import (
-    NETWORK_DEPTH,
-    NETWORK_WIDTH,
-    TILES,
-    Image,
-    apply,
-    dncnn_tensors,
-    image,
-    network,
-    sharpen,
-    tiles,
-    whole,
-)
+from tests.tasks import denoising
+from tests.tasks.denoising import Image, apply, image, network, sharpen, tiles, whole
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -56,7 +45,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "tv in noise levels": (lambda _: tv.TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
     "nlm": (lambda _: nlm.NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
     "nlm in noise levels": (lambda _: nlm.NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
-    "dncnn": (lambda file: dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
+    "dncnn": (lambda file: dncnn.DnCNN(depth=denoising.NETWORK_DEPTH, width=denoising.NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
     "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
     "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
@@ -73,7 +62,7 @@ def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) 
     """Tiles have the bits of the whole, it looks as far as it declares, is pure, keeps tiles of a batch apart, and travels."""
     denoiser, pixels = make(dncnn_file), image(dims)
     expected = whole(denoiser, pixels)
-    for tile in TILES[dims]:
+    for tile in denoising.TILES[dims]:
         tile = tuple(-(-n // denoiser.alignment) * denoiser.alignment for n in tile)
         for place, result in tiles(denoiser, pixels, tile):
             assert result.tobytes() == expected[place].tobytes(), (tile, place)
@@ -205,9 +194,8 @@ def test_tv_takes_the_steps_of_chambolle() -> None:
     for dims, steps in itertools.product((2, 3), (1, 20, 100)):
         pixels = image(dims)
         expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
-        np.testing.assert_allclose(
-            whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6
-        )
+        found = whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
@@ -243,7 +231,7 @@ FLAT = [f"model.{2 * i}" for i in range(14)]
 def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
     import safetensors.torch
 
-    tensors, path = dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
+    tensors, path = denoising.dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
     save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
     pixels = image(2)
@@ -271,16 +259,16 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: Path) -> None:
-    fitting = dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
+    fitting = dncnn.DnCNN(depth=denoising.NETWORK_DEPTH, width=denoising.NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
         with pytest.raises(WeightsError, match=message):
             dataclasses.replace(fitting, **options).build()
-    tensors = dncnn_tensors(FLAT)
+    tensors = denoising.dncnn_tensors(FLAT)
     del tensors["model.4.bias"]
     tensors["model.5.running_mean"] = torch.zeros(16)
     torch.save(tensors, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
-        dncnn.DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
+        dncnn.DnCNN(depth=14, width=denoising.NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
 
 
 def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
@@ -310,10 +298,8 @@ def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_functi
     for call in calls:
         with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
             apply(function.GivenFunction(call=call, depth=1), image(2))
-    pixels = image(2)
-    assert np.array_equal(
-        apply(function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2)
-    )
+    pixels, doubling = image(2), function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0)
+    assert np.array_equal(apply(doubling, pixels), 2 * image(2))
     assert np.array_equal(pixels, image(2))
 
 

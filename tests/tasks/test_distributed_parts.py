@@ -106,28 +106,26 @@ def processed(thing: Any, folder: Path, draw: Draw | None = None) -> ProcessorCa
     return ProcessorCall(Packer(thing, folder).pack(), None, draw=draw)
 
 
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda net: setattr(net, "count", net.count + 1),
+    "list": lambda net: net.seen.append(1),
+    "new buffer": lambda net: setattr(net, "lately", net.lately + 1),
+    "buffer": lambda net: net.lately.add_(1),
+    "attribute that was not there": lambda net: setattr(net, "later", 1),
+}
+
+
 class Counting(torch.nn.Module):  # type: ignore[misc]
     """A network that adds the number of its calls, which it stores in one of several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.count = how, 0
-        self.seen: list[int] = []
-        self.lately: torch.Tensor
+        self.change, self.count, self.seen = CHANGES[how], 0, list[int]()
         self.register_buffer("lately", torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         before = self.count + len(self.seen) + float(self.lately) + getattr(self, "later", 0)
-        if self.how == "attribute":
-            self.count += 1
-        elif self.how == "list":
-            self.seen.append(1)
-        elif self.how == "new buffer":
-            self.lately = self.lately + 1
-        elif self.how == "buffer":
-            self.lately += 1
-        else:  # an attribute that was not there
-            self.later = 1
+        self.change(self)
         return x + before
 
 
@@ -148,7 +146,7 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
 
 
 STATEFUL: dict[str, Callable[[], Any]] = {
-    **{how: functools.partial(Counting, how) for how in (("attribute", "list", "new buffer", "buffer", "attribute that was not there"))},
+    **{how: functools.partial(Counting, how) for how in CHANGES},
     "closure": counter,
     "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
     "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),

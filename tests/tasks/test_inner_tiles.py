@@ -6,7 +6,6 @@ import itertools
 import threading
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import BlockFailed, InputError
-from halotile.graphs.plans.plan import make_plan
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.rim import Rim, read_window
-from halotile.storage.sharded.output import create_output, to_dtype
-from halotile.tasks.block import BlockRunner, Prefetch
+from halotile.storage.sharded.output import to_dtype
+from halotile.tasks.block import Prefetch
 from halotile.tasks.denoise_block import check_image, check_side
 from halotile.tasks.denoisers.base import Pixelwise
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -29,7 +27,7 @@ from halotile.tasks.denoisers.none import NoDenoising
 from halotile.tasks.devices.device import Device
 from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, cut_evenly, windows_of
 from halotile.tasks.operators.base import InMemory
-from tests.support import job_of, noisy_image, work_of, write_zarr
+from tests.support import noisy_image
 
 
 def tiling(**changes: Any) -> Tiling:
@@ -245,19 +243,6 @@ def test_a_side_input_with_invalid_pixels_is_refused() -> None:
             check_side(name, read_window(source, window, rim), source, window, rim, axes)
     source = with_one(-1.0, (7, 8))
     check_side("mask", read_window(source, window, rim), source, window, rim, axes)
-
-
-def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: Path) -> None:
-    sigma = np.full((300, 260), 0.1, "float32")
-    sigma[200, 30] = -1
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260)), axes="tyx")
-    sides = {"sigma": str(write_zarr(tmp_path / "sigma.zarr", sigma))}
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides}))
-    create_output(plan.output, plan.layout)
-    receipt = BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
-    assert {bad.kind for bad in receipt.bad} == {"input"}
-    assert "the first is at row 200, column 30" in receipt.bad[0].error
-    assert receipt.done
 
 
 def test_a_noise_map_in_counts_is_refused_for_a_image_that_is_mapped() -> None:

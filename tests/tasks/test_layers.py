@@ -6,7 +6,6 @@ import copy
 import io
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,8 @@ from halotile.tasks.convolution.activations import VECTORS, SteadyElementwise, S
 from halotile.tasks.convolution.correlate import correlate
 from halotile.tasks.convolution.stable import make_steady
 from halotile.tasks.denoisers.common.layers import ConvolutionStack
-from halotile.tasks.denoisers.dncnn import DENOISER
 from halotile.tasks.devices.device import torch_threads
-from tests.benchmarks.data import CNN, network, weights
-from tests.cases import all_of, thorough
+from tests.cases import thorough
 
 SHAPES = [(1, 1, 526, 526), (3, 1, 150, 170), (1, 1, 200, 151), (2, 1, 33, 40), (1, 1, 100, 100)]
 
@@ -57,33 +54,18 @@ def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
     ("width", "channels", "bias"),
     [(16, 1, True), thorough(32, 1, False), (8, 3, True), thorough(12, 1, True), thorough(1, 1, True)],
 )
-def test_the_core_of_a_window_has_the_bits_of_torch(shape: Any, width: int, channels: int, bias: bool) -> None:
+def test_a_core_has_the_bits_of_torch_with_a_hole_too(shape: Any, width: int, channels: int, bias: bool) -> None:
     network = stack((channels, width, width, width, channels), bias=bias)
     image = noise((shape[0], channels, *shape[2:]))
-    with torch.inference_mode():
-        whole = by_torch(network, image)
-        for (top, bottom), (left, right) in MARGINS:
-            wanted = whole[:, :, top : shape[2] - bottom, left : shape[3] - right]
-            assert torch.equal(network.core(image, ((top, bottom), (left, right))), wanted)
-
-
-@pytest.mark.parametrize("shape", all_of(SHAPES, thorough=SHAPES[:1]), ids=str)
-def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    plain: Callable[[torch.Tensor], torch.Tensor] = network(tmp_path)
-    ours: Any = DENOISER(weights=str(weights(tmp_path)), depth=CNN["depth"], width=CNN["width"]).build()
-    ours, image = ours.to(memory_format=torch.channels_last), noise(shape)
     holed = image.clone()
     holed[0, 0, 20, 20] = float("nan")
-    reach = CNN["depth"]
-    inner = slice(reach, -reach)
     with torch.inference_mode():
-        for batch in (image, holed):
-            # A small single image goes to another routine of torch: see steady.py.
-            wanted = plain(batch.repeat(2, 1, 1, 1))[:1] if shape == SHAPES[-1] else plain(batch)
-            core = ours.core(batch, ((reach, reach),) * 2)
-            for made, expected in ((ours(batch), wanted), (core, wanted[:, :, inner, inner])):
-                assert torch.equal(made.nan_to_num(7.0), expected.nan_to_num(7.0))
-                assert torch.equal(made.isnan(), expected.isnan())
+        wholes = [(batch, by_torch(network, batch)) for batch in (image, holed)]
+        for (batch, whole), (rows, columns) in itertools.product(wholes, MARGINS):
+            wanted = whole[:, :, rows[0] : shape[2] - rows[1], columns[0] : shape[3] - columns[1]]
+            made = network.core(batch, (rows, columns))
+            assert torch.equal(made.nan_to_num(7.0), wanted.nan_to_num(7.0))
+            assert torch.equal(made.isnan(), wanted.isnan())
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {

@@ -122,9 +122,8 @@ def test_a_step_changes_the_pixel_whose_gradient_it_is_however_an_image_lies_in_
     image = torch.arange(6.0).reshape(2, 3).T  # as one of MATLAB, or orthogonal modes
     kept = {"means": torch.zeros(3, 2), "squares": torch.zeros(3, 2), "counts": torch.zeros(())}
     moments = {name: {"object": tensor} for name, tensor in kept.items()}
-    state = ReconstructionState.from_content(
-        ReconstructionState({"object": image}, 1.0, moments=moments).content(), "cpu"
-    )
+    content = ReconstructionState({"object": image}, 1.0, moments=moments).content()
+    state = ReconstructionState.from_content(content, "cpu")
     gradient = torch.zeros(3, 2)
     gradient[0, 1] = 1
     adam(state, {"object": gradient}, {"object": 0.1}, BATCH)

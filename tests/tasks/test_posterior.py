@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.noise.simulated import CELL, gaussian, normals
+from halotile.tasks.noise.simulated import gaussian, normals
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
@@ -145,14 +145,6 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
     assert np.array_equal(of.sides(part)[0], of.sides(window)[inner][0])
 
 
-def test_numbers_are_drawn_by_position() -> None:
-    wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, (0, 2, 3))
-    assert np.array_equal(normals(Region((-10, 60), (5, 66)), 1, (0, 2, 3)), wide[CELL - 7 : CELL + 8, 65:71])
-    keys = ((1, (0, 2, 3)), (2, (0, 2, 3)), (1, (1, 2, 3)), (1, (0, 2, 4)))
-    correlation = np.corrcoef([normals(Region((0, 0), (64, 64)), *key).ravel() for key in keys])
-    assert np.abs(correlation - np.eye(4)).max() < 0.06
-
-
 def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
     pixel, keys = Region((0, 0), (1, 1)), itertools.product(range(3), (MEASURED, FIELD), range(3), range(3))
     drawn = {normals(pixel, seed, tuple(key)).item() for seed, *key in keys}
@@ -260,11 +252,8 @@ def test_what_is_bright_beyond_a_hole_as_wide_as_the_halo_is_seen(brightness: fl
     y = 0.3 * np.random.default_rng(0).standard_normal((64, 192))
     y[:, 116:] += brightness
     y[:, 86:115] = np.nan
-    part = Measurement(
-        Blur(kernel=np.ones((1, 1)), boundary="zero"),
-        Filled(InMemory(y)),
-        Weights(InMemory(y), InMemory(np.full(y.shape, 0.3))),
-    )
+    even = Weights(InMemory(y), InMemory(np.full(y.shape, 0.3)))
+    part = Measurement(Blur(kernel=np.ones((1, 1)), boundary="zero"), Filled(InMemory(y)), even)
     of = Posterior((part,), Matern(std=1.0, range=6.0, mean=0.0), y.shape, np.dtype(np.float64))
     core = Region((0, 32), (64, 96))
     found, checked = Solved(of, 16, (0,), 1e-2).solved(core)
@@ -314,9 +303,8 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     assert found.prior.range == pytest.approx(size, rel=0.1)
     assert found.prior.mean == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
-    assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0), gain_of(operator)).prior == Matern(
-        std=0.7, range=9.0, mean=1.0
-    )
+    given = Matern(std=0.7, range=9.0, mean=1.0)
+    assert likely(windows, transfer, given, gain_of(operator)).prior == given
 
 
 SPOT = kernel(1.0, 2)

@@ -33,16 +33,8 @@ from halotile.tasks.groups.training.fit import read_content, state_in
 from halotile.tasks.networks import base, dncnn, unet
 from halotile.tasks.noise.estimate import UNKNOWN
 from halotile.tasks.noise.photon_noise import noise_of_planes
-from halotile.tasks.training import trainer
-from halotile.tasks.training.patches import (
-    HELD_EVERY,
-    HELD_FIRST,
-    HELD_PATCHES,
-    PatchSource,
-    Recipe,
-    Structure,
-    TrainingImage,
-)
+from halotile.tasks.training import patches, trainer
+from halotile.tasks.training.patches import PatchSource, Recipe, TrainingImage
 from tests.cases import thorough
 from tests.tasks.denoising import Counted
 
@@ -79,7 +71,9 @@ def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
     drawn = np.unique(np.concatenate([source.draw(16 * pool, 0, 8).pixels.ravel() for pool in range(40)]))
     assert not np.isin(held_out.pixels, drawn).any()
     assert sum(cell.pixels.size for number in range(source.cells) if (cell := source._cell(number))) == 320 * 320
-    assert len(held_out.pixels) == HELD_PATCHES * len(range(HELD_FIRST, source.cells, HELD_EVERY))
+    assert len(held_out.pixels) == patches.HELD_PATCHES * len(
+        range(patches.HELD_FIRST, source.cells, patches.HELD_EVERY)
+    )
     assert len(few.pixels) == 5
     tiny = source_of(numbered((20, 40)))
     assert tiny.held_out(16) is None
@@ -172,7 +166,7 @@ def test_the_median_of_neighbours_stands_for_a_pixel() -> None:
 
 @pytest.mark.parametrize("method", ["noise2void", "noise2void2", "noise2self"])
 @pytest.mark.parametrize("axis", ["y", "x"])
-def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, axis: Structure) -> None:
+def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, axis: patches.Structure) -> None:
     """Each pixel has the number of its line."""
     along, across = ("yx".index(axis), "xy".index(axis))
     lines = torch.arange(40.0).expand(40, 40)
@@ -199,9 +193,8 @@ def test_pixels_without_a_measurement_do_not_count_and_pairs_are_predicted_from_
     for method in trainer.METHODS.values():
         blind = method(trainer.PatchBatch(pixels, valid, pixels))
         assert not blind.counted[valid == 0].any()
-        assert (
-            float(trainer.mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1))) == 0
-        )
+        nothing = blind._replace(counted=blind.counted * 0)
+        assert float(trainer.mean_loss(torch.nn.Identity(), nothing, torch.ones(1))) == 0
     pair = trainer.METHODS["noise2noise"](batch_of(pixels))
     assert torch.equal(pair.given, pixels)
     assert torch.equal(pair.wanted, -pixels)
@@ -316,6 +309,9 @@ def test_to_draw_and_to_validate_changes_no_bit_of_a_training(tmp_path: Path, mo
     assert torch.equal(torch.get_rng_state(), random_numbers)
 
 
+GAP = trainer.GAP_PIXELS
+
+
 def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
     for channels in (1, 2, 5):
         noisy = np.random.default_rng(0).normal(size=(5, channels, 80, 80)).astype(np.float32)
@@ -323,13 +319,9 @@ def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
         scales = scales * np.array([1.0, 300.0, 20.0, 1.0, 1.0], np.float32)[:channels].reshape(-1, 1, 1)
         png = b"".join(trainer.draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
         drawn = np.asarray(PIL.Image.open(BytesIO(png)))
-        assert drawn.shape == (
-            2 * 64 + trainer.GAP_PIXELS,
-            4 * 64 + 3 * trainer.GAP_PIXELS,
-            *([3] if channels == 5 else []),
-        )
+        assert drawn.shape == (2 * 64 + GAP, 4 * 64 + 3 * GAP, *([3] if channels == 5 else []))
         for number in range(4):
-            part = slice(number * (64 + trainer.GAP_PIXELS), number * (64 + trainer.GAP_PIXELS) + 64)
+            part = slice(number * (64 + GAP), number * (64 + GAP) + 64)
             above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
             for one, other in zip(np.atleast_3d(above).T, np.atleast_3d(below).T, strict=True):
                 assert (one.min(), one.max()) == (0, 255), "black and white are those of a channel of the noisy patch"

@@ -10,9 +10,9 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from halotile.tasks.groups import script as scripts
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
-from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
+from halotile.tasks.trials.provenance import build_sealed, seals_of
 from halotile.tasks.user_code import imported_digest, loaded_code, source_files, value_digest
+from tests.hpc import wait_for
 
 FACTOR: Any = 1.0
 
@@ -333,45 +334,17 @@ def test_compiled_filters_belong_to_halotile(tmp_path: Path, monkeypatch: pytest
     assert len(digests) == 3
 
 
-def test_files_that_are_only_written_do_not_count(tmp_path: Path) -> None:
-    seen = opened_files()
-    (tmp_path / "log.txt").write_text("tried")
-    assert str(tmp_path / "log.txt") not in seen
-    (tmp_path / "log.txt").read_text()
-    assert str(tmp_path / "log.txt") in seen
-
-
-LONGEST = 60.0
-
-
 def test_a_script_prints_where_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text("import time\nprint('begun')\ntime.sleep(600)\n")
-    lines: list[str] = []
-    failures: list[RankFailed] = []
-
-    def run() -> None:
-        try:
-            scripts.run_script(str(path), (), Rendezvous(rank=0, world_size=1), lines.append)
-        except RankFailed as error:
-            failures.append(error)
-
+    path, lines = tmp_path / "train.py", list[str]()
+    path.write_text("import time\nprint('begun')\ntime.sleep(150)\n")
     assert scripts.print_place() == ""
-    thread = threading.Thread(target=run)
-    thread.start()
-    await_line(lines, lambda line: line == "begun")
-    assert scripts.print_place() == "see the lines that it printed last\n"
-    await_line(lines, lambda line: f'"{path}", line 3' in line)
-    (process,) = scripts._running
-    process.kill()
-    thread.join(LONGEST)
-    assert "SIGKILL" in str(failures[0])
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(scripts.run_script, str(path), (), Rendezvous(rank=0, world_size=1), lines.append)
+        wait_for(lambda: "begun" in lines)
+        assert scripts.print_place() == "see the lines that it printed last\n"
+        wait_for(lambda: any(f'"{path}", line 3' in line for line in lines))
+        (process,) = scripts._running
+        process.kill()
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        ended.result()
     assert scripts.print_place() == ""
-
-
-def await_line(lines: list[str], wanted: Callable[[str], bool]) -> None:
-    """Wait for a line."""
-    end = time.monotonic() + LONGEST
-    while not any(map(wanted, lines)):
-        assert time.monotonic() < end, lines
-        time.sleep(0.05)

@@ -203,9 +203,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(("writes", "ranks"), [(2, 2), (5, 1), (5, 2), (8, 2)])
-def test_killed_it_goes_on(
-    writes: int, ranks: int, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_it_goes_on(writes: int, ranks: int, alone: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """It ends before a file is written: of a batch, or the record that names them."""
     left, write = [writes], type(DISK).write_file
 
