@@ -212,12 +212,10 @@ def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
 
 SGD = {"solver": "sgd", "epochs": 1, "batch": 64}
 FIRST = [{"epochs": 4, "lr": 0.02, "batch": 8}, {"epochs": 2, "lr": 0.01, "batch": 16}]
-KEPT = "The 6 epochs of the stages before are kept"
 SPOILT: list[tuple[list[dict[str, Any]], str]] = [
     ([{**SGD, "lr": 1000}], "Write a smaller lr in that stage"),
     # Though its loss is far below a thousand times that of the first guess.
     ([{"epochs": 10, "lr": 0.05, "batch": 8}, {**SGD, "lr": 1}], "after the last step of a stage, and was"),
-    ([*FIRST, {**SGD, "lr": 1e3}, {"epochs": 3, "lr": 0.005, "batch": 8}], f"after the last step of a stage.* {KEPT}"),
     ([*FIRST, {"epochs": 5, "lr": 1, "batch": 12}], "at the end of a stage, and was"),
     ([{"solver": "rpie", "epochs": 2, "batch": 6, "lr": 30.0}], "Write a smaller lr"),
     # From the first step on, and no worse later.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,36 +197,13 @@ def test_a_job_is_requeued_once(address: str, monkeypatch: MonkeyPatch) -> None:
         (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
         (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
         (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
+        # Another worker was faster, and the job waits.
+        (FakeSlurm(LOST, LOST.replace("RUNNING", "PENDING"), failures=1), [CHECKED[0], "requeue 7", *CHECKED[1:]]),
     ]
     for slurm, calls in rows:
         slurm.install(monkeypatch)
         requeue_orphan(address, JOB)
         assert slurm.calls == calls
-
-
-def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
-    both_looked = threading.Barrier(2, timeout=30)
-    slurmctld = threading.Lock()
-
-    class Shared(FakeSlurm):
-        def answer(self, _: object) -> str:
-            if (text := self.texts[0]) is LOST:
-                both_looked.wait()
-            return text
-
-        def requeue(self, job: str) -> None:
-            with slurmctld:
-                if self.texts[0] is not LOST:
-                    raise ClusterFailed("Job is pending execution")
-                self.texts[0] = LOST.replace("RUNNING", "PENDING")
-                super().requeue(job)
-
-    slurm = Shared(LOST)
-    slurm.install(monkeypatch)
-    with ThreadPoolExecutor(2) as workers:
-        for end in [workers.submit(requeue_orphan, address, JOB) for _ in range(2)]:
-            end.result(timeout=60)
-    assert [call for call in slurm.calls if not call.startswith("sleep")] == ["requeue 7"]
 
 
 def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_answer(
