@@ -239,10 +239,6 @@ class Scene:
         """Process ids that have computed a block and still live."""
         return {pid for _, pid in self._log() if is_alive(pid)}
 
-    def has_seen(self, count: int) -> bool:
-        """Whether the denoiser was called this often."""
-        return len(self._log()) >= count
-
     def forget(self) -> None:
         """Begin a new log."""
         (self.folder / "log").unlink(missing_ok=True)

@@ -415,19 +415,13 @@ class Doubled(torch.autograd.Function):  # type: ignore[misc]
         return 2 * gradients[0]
 
 
-class Blurred(torch.autograd.Function):  # type: ignore[misc]
+class Blurred(Doubled):
     """A convolution with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
-            return F.conv2d(x, weight, padding=1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        x, weight = ctx.saved_tensors
-        return torch.nn.grad.conv2d_input(x.shape, weight, gradients[0], padding=1), None
+            return F.conv2d(x, x, padding=1)
 
 
 def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
@@ -485,7 +479,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "dropout1d": lambda x: F.dropout1d(x[0]),
     "feature_dropout": lambda x: torch.feature_dropout(x, 0.5, True),
     "as many rows as are reflected": nn.Conv2d(1, 1, 9, padding=4, padding_mode="reflect"),
-    "own gradient": lambda x: Blurred.apply(x.requires_grad_(), x),
+    "own gradient": lambda x: Blurred.apply(x.requires_grad_()),
     "checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=False),
     "reentrant checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=True),
     "other ranks": lambda x: torch_group.spatial(F.relu, TorchGroup(0, 2))(x),

@@ -453,13 +453,6 @@ def test_copies_of_exec_are_refused_with_the_command_that_works(launcher: str, m
         )
 
 
-def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
-    variables = rank_variables(Rendezvous(3, 4, meeting=str(tmp_path / "ranks-7"), machine=1), 2, 5)
-    elastic = {name: variables[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")}
-    assert elastic == {"RUN_ID": tmp_path.name, "RESTART_COUNT": "2", "MAX_RESTARTS": "5"}
-    assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
-
-
 class Queue(RunningCluster):
     """A cluster whose workers come one by one, each at a check."""
 

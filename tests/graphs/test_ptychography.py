@@ -46,6 +46,8 @@ from tests.cases import thorough
 from tests.faults import until
 from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = [pytest.mark.cluster]
 
 
@@ -81,9 +83,7 @@ def test_the_object_of_a_known_scan_is_found(folder: Path, cluster: RunningClust
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
-def test_the_result_has_the_same_bits_for_any_number_of_workers(
-    folder: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_workers_gives_the_same_bits(folder: Path, cluster: RunningCluster, monkeypatch: Patch) -> None:
     """Beyond memory: the scan is written again with chunks of four."""
     shutil.rmtree(folder / "scan.zarr")
     with monkeypatch.context() as patch:
@@ -130,7 +130,7 @@ def test_a_result_is_exported_and_its_probe_stays_in_its_support(folder: Path, c
     assert export(str(images), "--overwrite").exit_code == 0
 
 
-def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: Patch) -> None:
     source, images = tmp_path / "result.cxi", str(tmp_path / "images.zarr")
     with h5py.File(source, "w") as file:
         file["object"], file["probe"] = np.ones((8, 8), "c8"), np.ones((1, 4, 4), "c8")
@@ -336,9 +336,7 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path, ctx:
         assert scan.background[0, 0] > 0  # at 0 there is no slope
 
 
-def test_a_failure_after_a_loop_was_left_is_told(
-    folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_after_a_loop_was_left_is_told(folder: Path, ctx: DistributedContext, monkeypatch: Patch) -> None:
     scan = opened(folder)
     run_ranks = ctx.run_torch
 
@@ -374,9 +372,7 @@ def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path, ctx: Distri
     assert len(scan.losses) == 3
 
 
-def test_a_good_start_does_not_count_as_diverged_and_workers_may_be_without_a_slot(
-    folder: Path, ctx: DistributedContext
-) -> None:
+def test_a_good_start_is_no_divergence_and_workers_may_be_without_a_slot(folder: Path, ctx: DistributedContext) -> None:
     scan = opened(folder)
     list(Adam(scan, context=ctx).optimize(30, lr=0.05, batch_size=8))
     scan.save(folder / "good.cxi")

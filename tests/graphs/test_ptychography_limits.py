@@ -224,9 +224,7 @@ SPOILT: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("stages", "said"), SPOILT)
-def test_a_step_too_far_is_no_result(
-    folder: Path, cluster: RunningCluster, stages: list[dict[str, Any]], said: str
-) -> None:
+def test_a_step_too_far_is_no_result(folder: Path, cluster: RunningCluster, stages: Any, said: str) -> None:
     with pytest.raises(Diverged, match=said):
         compute(job(folder, stages=stages), cluster)
     assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0

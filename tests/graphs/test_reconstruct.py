@@ -224,9 +224,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Plan
     return made
 
 
-def test_a_job_from_python_keeps_whole_paths_from_the_folder_of_the_script(
-    tmp_path: Path, seen: OperatorChoice, plans: list[Plan]
-) -> None:
+def test_a_job_from_python_keeps_whole_paths_from_its_folder(tmp_path: Path, seen: OperatorChoice, plans: Any) -> None:
     psf = str(tmp_path / "psf.npy")
     assert (seen.data, seen.options) == (str(tmp_path / "y.npy"), {"kernel": psf})
     parts = [{"name": "blur", "kernel": "psf.npy"}, {"name": "downsample"}]

@@ -71,9 +71,7 @@ def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = No
         ),
     ],
 )
-def test_passes_have_the_bits_of_whole_images_and_sums_do_not_depend_on_blocks(
-    tmp_path: Path, solver: str, prior: str, boundary: str
-) -> None:
+def test_passes_have_bits_and_sums_of_whole_images(tmp_path: Path, solver: str, prior: str, boundary: str) -> None:
     image = solving.scene((100, 90) if prior != "dncnn" else (150, 133))
     found, told = [], []
     for block, tile in [(32, 32), (64, 64), (128, 40)]:
@@ -162,9 +160,7 @@ POWER_CUTS = [partial(lose_book, book=b, left=left) for b in ("journal.2", "sums
         *(thorough(solver, damage) for solver in ("gd", "pgd", "sgd") for damage in (break_nothing, swap_shards)),
     ],
 )
-def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits_whatever_happened_to_it(
-    tmp_path: Path, solver: str, damage: Callable[[Path], None]
-) -> None:
+def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str, damage: Any) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     damage(tmp_path / "b")
     again = go_on()

@@ -239,9 +239,7 @@ def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(new: New, go
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))])
-def test_a_damaged_file_is_repaired_and_another_one_left_alone(
-    new: New, go: Go, damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_file_is_repaired_and_another_one_left_alone(new: New, go: Go, damage: Callable[..., object]) -> None:
     job = new(steps=2)
     _, weights = go(job)
     path = Path(job.output.path)

@@ -117,9 +117,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
 
 
 @pytest.mark.cluster
-def test_a_run_that_goes_on_begins_with_what_was_done_and_tells_prometheus(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_a_resumed_run_begins_with_what_was_done_and_tells_prometheus(scene: Scene, cluster: RunningCluster) -> None:
     pytest.importorskip("prometheus_client")
     for block in range(20, BLOCKS):
         scene.make_trouble("raise", block)
@@ -324,9 +322,7 @@ def go_through(status: Status, *, begin: int, end: int) -> dict[str, object]:
     return status.directory.read_status() or {}
 
 
-def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_the_time_of_all_attempts_is_kept(
-    status: Status,
-) -> None:
+def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_times_of_attempts_add_up(status: Status) -> None:
     spans = ((0, 1), (1, 2), (2, 3), (3, 3), (0, 3))
     *_, last, again, anew = ends = [go_through(status, begin=begin, end=end) for begin, end in spans]
     assert (last["state"], last["peak_memory_bytes"], last["seconds"]) == ("finished", 3 * 2**29, 7.0)
