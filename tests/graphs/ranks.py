@@ -273,16 +273,13 @@ def gathering_without(group: TorchGroup, rank: int, how: str) -> None:
 class UNet(nn.Module):  # type: ignore[misc]
     """Convolutions of several kinds, pooling, upsampling, skips, and every norm."""
 
-    def __init__(self, padding_mode: str = "zeros") -> None:
+    def __init__(self, mode: str = "zeros") -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode), nn.GroupNorm(2, 8), nn.SiLU()
-        )
+        self.first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, padding_mode=mode), nn.GroupNorm(2, 8), nn.SiLU())
         self.down = nn.Sequential(nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
         self.pool = nn.MaxPool2d(2)
-        self.middle = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()
-        )
+        dilated, norm = nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True)
+        self.middle = nn.Sequential(dilated, norm, nn.LeakyReLU())
         self.up = nn.Upsample(scale_factor=2, mode="bilinear")
         self.transposed = nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
         self.attention = nn.Conv2d(8, 8, 1)
@@ -427,13 +424,11 @@ class Blurred(Doubled):
 def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
     """Differences of the gradients of a network, halves of which the backward pass computes again, from those of the whole image."""
     torch.manual_seed(4)
-    first = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU()
-    ).double()
+    first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU())
     second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1)).double()
 
     def network(x: torch.Tensor, among: TorchGroup) -> torch.Tensor:
-        for half in (first, second):
+        for half in (first.double(), second):
             x = checkpoint(torch_group.spatial(half, among), Doubled.apply(x), use_reentrant=is_reentrant)
         with torch.no_grad():
             frozen = F.avg_pool2d(x, 2)

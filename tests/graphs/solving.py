@@ -142,10 +142,8 @@ def iterations_of(
     solver: Solver, problem: Problem, folder: Path, *, block: int = 64, halo: int = 40, **options: Any
 ) -> InlineIterations:
     """A solver on disk, in blocks of this size and files of ``shard``² pixels."""
-    shape, shard = problem.shape, options.pop("shard", 32)
-    layout = Layout(
-        shape, str(problem.dtype), (shard, shard), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
-    )
+    shape, shard = problem.shape, (options.pop("shard", 32),) * 2
+    layout = Layout(shape, str(problem.dtype), shard, (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
     return InlineIterations(
         solver,
         problem,

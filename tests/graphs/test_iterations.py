@@ -209,10 +209,8 @@ def plan_of(folder: Path, prior: str, solver: str, exact: bool, *, every: int = 
     step: Any = "auto" if solver == "cg" else 0.1
     chosen = SolverChoice(name=solver, step=step, iterations=6, checkpoint_every=every)
     given = deblurring(folder, "cpu", PRIORS[prior], size=512, solver=chosen, exact=exact, fuse=fuse, tile=Tile())
-    operators = [
-        replace(given.operators[0], options={"kernel": solving.kernel(edge), "boundary": "reflect"}) for edge in EDGES
-    ]
-    return make_plan(replace(given, operators=tuple(operators)))
+    options = [{"kernel": solving.kernel(edge), "boundary": "reflect"} for edge in EDGES]
+    return make_plan(replace(given, operators=tuple(replace(given.operators[0], options=each) for each in options)))
 
 
 def moved(plan: Plan) -> int:

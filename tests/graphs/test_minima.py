@@ -189,10 +189,8 @@ def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, w
     prior = solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
     problem = solving.problem_of(image, solving.terms_of(image, solving.blurs("reflect", (3,))), prior)
     problem = replace(problem, step_size=1 / (solving.norm_of(problem, tmp_path / "norm") + prior.steepness()))
-    changes = [
-        row["change"]
-        for row in solving.finished(solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x"), 12).rows
-    ]
+    run = solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x")
+    changes = [row["change"] for row in solving.finished(run, 12).rows]
     assert changes[-1] < 0.2 * changes[0]
 
 
@@ -200,12 +198,9 @@ def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, w
 def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: str) -> None:
     image = solving.scene((64, 64))
     terms = solving.terms_of(image, (masked(0 * image + 1),))
-    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96), 0.5).beginning_at(
-        terms[0].measurement
-    )
-    assert (
-        solving.finished(solving.iterations_of(solving.solver_of(solver), problem, tmp_path), 8).rows[0]["misfit"] == 0
-    )
+    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96), 0.5)
+    run = solving.iterations_of(solving.solver_of(solver), problem.beginning_at(terms[0].measurement), tmp_path)
+    assert solving.finished(run, 8).rows[0]["misfit"] == 0
 
 
 # --- the norm, which steps follow from ------------------------------------------------------------

@@ -227,9 +227,8 @@ def test_counts_have_the_noise_of_their_smoothed_rate(tmp_path: Path) -> None:
     counts[sampling.HOLE] = np.nan
     zarr.create_array(tmp_path / "y.zarr", data=counts, chunks=(32, 32), overwrite=True)
     parts: dict[str, dict[str, Any]] = {"operators": {"noise_sigma": "auto"}, "prior": {"std": 5.0, "mean": 20.0}}
-    mean, std = sampling.computed(
-        sampling.job_in(tmp_path, parts, fidelity=FidelityChoice(name="poisson", options={"background": 2.0}))
-    )
+    poisson = FidelityChoice(name="poisson", options={"background": 2.0})
+    mean, std = sampling.computed(sampling.job_in(tmp_path, parts, fidelity=poisson))
     assert 0.85 < np.sqrt(np.mean(np.square((truth - mean) / std))) < 1.2
     known = np.isfinite(counts)
     both = np.stack([np.where(known, counts, 0), known]).astype(np.float64)
@@ -295,9 +294,8 @@ def test_an_image_in_units_of_a_flux_has_the_same_maps(tmp_path: Path) -> None:
     unit, maps, auto = 1e-20, list[Any](), dict.fromkeys(("std", "range", "mean"), "auto")
     seen = read_zarr(tmp_path / "y.zarr")
     for size in (1.0, unit):
-        maps.append(
-            sampling.computed(sampling.job_in(tmp_path, {"operators": {"noise_sigma": 0.2 * size}, "prior": auto}))
-        )
+        job = sampling.job_in(tmp_path, {"operators": {"noise_sigma": 0.2 * size}, "prior": auto})
+        maps.append(sampling.computed(job))
         np.save(tmp_path / "k.npy", -sampling.kernel())  # and a detector that inverts
         zarr.create_array(tmp_path / "y.zarr", data=-unit * seen, chunks=(32, 32), overwrite=True)
     (mean, std), (other, spread) = maps

@@ -159,26 +159,24 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
 
 
 def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path) -> None:
+    blur, _, crop = choices(tmp_path)
+
+    def at(data: str | Path) -> dict[str, Any]:
+        return {"operators": (replace(blur, data=str(data)),)}
+
     rows: list[tuple[dict[str, Any], str]] = [
         ({"reference": None}, "reference is not there: measurements are simulated from the true image. Write ref"),
-        ({"data": "y.npy"}, r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
-        ({"data": "s3://b/y.zarr"}, r"operators\[0\]\.data is s3://b/y\.zarr: measurements are .* on a disk"),
-        ({"data": "FOLDER/no/y.zarr"}, r"operators\[0\]\.data is .*: there is no folder"),
-        ({"data": "FOLDER/truth.npy/y.zarr"}, r"operators\[0\]\.data is .*truth\.npy is a file"),
-        ({"twice": True}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write another"),
-        ({"size": (999, 9)}, r"operators\[0\]: .*"),
+        (at("y.npy"), r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
+        (at("s3://b/y.zarr"), r"operators\[0\]\.data is s3://b/y\.zarr: measurements are .* on a disk"),
+        (at(tmp_path / "no/y.zarr"), r"operators\[0\]\.data is .*: there is no folder"),
+        (at(tmp_path / "truth.npy/y.zarr"), r"operators\[0\]\.data is .*truth\.npy is a file"),
+        ({"operators": (blur, blur)}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write an"),
+        ({"operators": (replace(crop, options={"origin": (0, 0), "size": (999, 9)}),)}, r"operators\[0\]: .*"),
         ({"run": Run(workers=1, memory_per_worker="100MiB")}, r"memory_per_worker is 100MiB; one block of .* needs"),
     ]
     for changes, words in rows:
-        job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
-        if "data" in changes:
-            changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
-        elif "twice" in changes:
-            changes = {"operators": (blur, blur)}
-        elif "size" in changes:
-            changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
         with pytest.raises((errors.ConfigError, errors.MemoryRefused), match=words):
-            plan_of(replace(job, **changes))
+            plan_of(job_in(tmp_path, **changes))
         assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
 

@@ -76,9 +76,8 @@ def test_passes_have_bits_and_sums_of_whole_images(tmp_path: Path, solver: str, 
     found, told = [], []
     for block, tile in [(32, 32), (64, 64), (128, 40)]:
         problem = problem_for(solver, image, boundary, solving.prior_of(prior, image, block, tile, tmp_path))
-        run = solving.iterations_of(
-            SOLVERS[solver], problem, tmp_path / f"{block}", block=block, target=Target(InMemory(image))
-        )
+        options: dict[str, Any] = {"block": block, "target": Target(InMemory(image))}
+        run = solving.iterations_of(SOLVERS[solver], problem, tmp_path / f"{block}", **options)
         found.append(read_all(solving.finished(run, 3).image()))
         told.append(solving.figures_of(run))
     assert told[0] == told[1] == told[2]

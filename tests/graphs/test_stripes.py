@@ -226,12 +226,8 @@ def long_job(folder: Path, name: str) -> Denoising:
 @pytest.mark.cluster
 def test_a_killed_run_goes_on_with_the_lines_that_it_has_measured(tmp_path: Path, cluster: RunningCluster) -> None:
     wanted = run_inline(long_job(tmp_path, "whole.zarr"))
-    given: dict[str, Any] = {
-        "env": os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    start = partial(subprocess.Popen, [sys.executable, "-c", KILLED, str(tmp_path)], **given)
+    given: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": str(REPOSITORY)}, "stderr": subprocess.PIPE}
+    start = partial(subprocess.Popen, [sys.executable, "-c", KILLED, str(tmp_path)], text=True, **given)
     shards = tmp_path / "killed.zarr.run" / "state" / PHASE / "lines.zarr" / "c"
     journal = shards.parents[1] / f"journal.{PHASE}"
     killed(start, lambda: journal.exists() and len(journal.read_bytes().splitlines()) > 1)

@@ -219,9 +219,7 @@ def test_what_cannot_be_trained_is_refused(images: Path, tmp_path: Path) -> None
         (output := place / "output").mkdir()
         write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
         os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
-        words = {
-            name: value.format(images=images, folder=folder) for name, value in options.items() if type(value) is str
-        }
+        words = {name: text.format(images=images, folder=folder) for name, text in options.items() if type(text) is str}
         given = dict(options) | words
         if "input" in given:
             path = NOISY.format(images=images)
@@ -250,9 +248,8 @@ def test_pixels_are_hidden_along_the_axis_of_shared_noise(images: Path, tmp_path
         plan, recipe = make_plan(job), recipe_of(job)
         assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
         assert plan.identity["structure"] == decided
-        assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (
-            decided != "none"
-        )
+        method = dict(plan_rows(plan.summary()))["method"]
+        assert ("hidden with their neighbours along" in method) == (decided != "none")
         notes = " ".join(notes_with(plan, "share noise"))
         assert all(part in notes for part in said.split("|"))
         assert bool(notes) == bool(said)
@@ -308,9 +305,8 @@ PLACED: list[tuple[Any, str | None]] = [
 def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, lit: bool, change: Any, said: Any) -> None:
     """Those that are lit alike share their coarse structure wherever they are."""
     clean = light(5) + immunohistochemistry()[..., 0] / 50 if lit else camera()[:256, :256] / 255
-    first, second = (
-        (photons(clean, 0), photons(change(clean), 1)) if lit else (noisy(clean, 0), change(noisy(clean, 1)))
-    )
+    first = photons(clean, 0) if lit else noisy(clean, 0)
+    second = photons(change(clean), 1) if lit else change(noisy(clean, 1))
     if said is InputError:
         with pytest.raises(InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"):
             judged(tmp_path, first, second)

@@ -182,9 +182,8 @@ def in_bio_image(path: Path) -> Seen:
 
 def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
     write_bands(tmp_path / "bands")
-    tifffile.imwrite(
-        tmp_path / "pages.tif", FIVE, photometric="minisblack", metadata=None
-    )  # nothing says what they are
+    # Nothing says what they are.
+    tifffile.imwrite(tmp_path / "pages.tif", FIVE, photometric="minisblack", metadata=None)
     np.save(tmp_path / "array.npy", FIVE)
     zarr.create_array(tmp_path / "runs.zarr", data=TEN, dimension_names=("time", "run", "y", "x"))
     for path in sorted(tmp_path.iterdir()):
@@ -194,9 +193,8 @@ def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
             seen = np.asarray(read(output)[0][0])
             assert np.squeeze(seen).shape == pixels.shape
             np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
-    assert open_source(tmp_path / "pages.out.zarr").axes == ("q", "y", "x"), (
-        "an axis of no stated meaning has none there"
-    )
+    # An axis of no stated meaning has none there.
+    assert open_source(tmp_path / "pages.out.zarr").axes == ("q", "y", "x")
     (multiscale,) = zarr.open_group(tmp_path / "pages.out.zarr", mode="r").attrs["ome"]["multiscales"]
     assert multiscale["axes"][0] == {"name": "t"}
 
