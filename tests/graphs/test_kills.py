@@ -20,7 +20,6 @@ from unittest.mock import Mock
 
 import dask
 import pytest
-from dask import annotate
 from distributed import Client, LocalCluster, Nanny, Status, WorkerPlugin
 
 from halotile.cli.status import read_status, status_rows
@@ -329,7 +328,7 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
     on_workers = TASKS_PER_WORKER * cluster.workers
     answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
     groups = [next(group for group in answers if group)]
-    with annotate(resources={"nowhere": 1}):
+    with dask.annotate(resources={"nowhere": 1}):
         groups.append(next(answers))
     assert max(stream.in_flight()) >= on_workers
     stream.drain()

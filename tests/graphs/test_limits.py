@@ -29,14 +29,11 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials.denoiser_trials import try_denoiser
 from halotile.graphs.runs import records
-from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.records import damaged_blocks, image_digest
-from halotile.graphs.waiting import no_report
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
-from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import Function, GivenFunction
 from tests.cases import all_of, thorough
 from tests.faults import REPOSITORY, run_python
@@ -114,11 +111,11 @@ def hungry(image: NDArray[np.float32]) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     "denoiser", [GivenFunction(call=hungry, depth=0), Function(import_=f"{__name__}:hungry", depth=0)]
 )
-def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> None:
+def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Any) -> None:
     run, before = Run(memory_per_worker="2GiB"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     words = r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
     with pytest.raises(MemoryRefused, match=words):
-        try_denoiser(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
+        try_denoiser(denoiser, Tile(), (500, 500), None, run=run, report=print)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
 
 
@@ -228,9 +225,8 @@ def test_the_shards_of_the_input_are_a_hint_and_a_run_that_goes_on_keeps_its_own
     assert planned(source, "1GiB").layout.shard == (2048, 2048), "which is all that memory allows"
     source = unwritten(tmp_path, (2**20,) * 2)
     first = planned(source, "2GiB")
-    run = RunDirectory(first.run_directory)
-    run.create()
-    run.write_plan(kept_of(first))
+    with claim(first):
+        pass
     larger = planned(source, "64GiB")
     assert larger.layout.shard == first.layout.shard
     assert larger.resumes

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.clusters.base import RunningCluster
@@ -26,7 +25,6 @@ from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent
 from halotile.graphs.subsets import ORDERS, ordered_subset
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
@@ -38,7 +36,6 @@ from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.terms import FoldedGradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs import solving
-from tests.graphs.inline import InlineIterations
 from tests.support import IN_THREADS, read_zarr, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
@@ -78,7 +75,7 @@ def test_iterations_of_cg_are_its_steps_and_end_at_the_least_misfit(tmp_path: Pa
     assert run.state.passes < 190
 
 
-def run_cg(folder: Path, mask: Any, tol: float) -> tuple[InlineIterations, float]:
+def run_cg(folder: Path, mask: Any, tol: float) -> tuple[Any, float]:
     """Iterations until they are done, and their last residual by numpy."""
     image = solving.scene((96, 80))
     problem = replace(solving.problem_of(image, solving.terms_of(image, (masked(mask(image)),))), tol=tol)
@@ -186,7 +183,7 @@ def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Pat
 @pytest.mark.parametrize("weight", [0.5, 40.0])
 def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, weight: float) -> None:
     image = solving.scene((96, 80))
-    prior = solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
+    prior: Any = solving.prior_of("gaussian", image, 96, 96, weight=weight)
     problem = solving.problem_of(image, solving.terms_of(image, solving.blurs("reflect", (3,))), prior)
     problem = replace(problem, step_size=1 / (solving.norm_of(problem, tmp_path / "norm") + prior.steepness()))
     run = solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x")
@@ -256,7 +253,7 @@ def test_it_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
     assert 4 <= solving.norm_of(given, tmp_path / "again") <= 4.01
 
 
-Pixels = NDArray[Any]
+Pixels = solving.Pixels
 EDGES = (3, 5, 3, 7, 5)
 NEAR = {"float32": 1e-5, "float64": 1e-10}
 STEP, BACKGROUND, WEIGHT = 0.6, 0.5, 0.02

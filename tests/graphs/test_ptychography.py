@@ -44,6 +44,7 @@ from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.cases import thorough
 from tests.faults import until
+from tests.graphs.sampling import killed
 from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
 
 Patch = pytest.MonkeyPatch
@@ -495,13 +496,9 @@ def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path,
 
 def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path, cluster: RunningCluster) -> None:
     long = job(folder, stages=[FIRST[0], DIVERGING | {"epochs": 300, "lr": 1e-3}])
-    process = subprocess.Popen([sys.executable, "-m", "halotile", "run", str(long), "--quiet"])
+    command = [sys.executable, "-m", "halotile", "run", str(long), "--quiet"]
     curve = folder / "result.cxi.run" / "state" / "curve.json"
-    try:
-        until(lambda: process.poll() is not None or read_curve(curve)[0] > 8, seconds=150)
-    finally:
-        process.kill()
-        process.wait()
+    killed(partial(subprocess.Popen, command, stderr=subprocess.PIPE, text=True), lambda: read_curve(curve)[0] > 8)
     compute(job(folder, stages=[FIRST[0], LAST]), cluster)
     events = list(RunDirectory(folder / "result.cxi.run").read_events())
     assert [event["resumed"] for event in events if event["event"] == "begin"] == [0, 0]

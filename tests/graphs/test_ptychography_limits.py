@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -123,7 +122,7 @@ OPENED: dict[str, Any] = {"import_": "own:build", "mode": 2, "window": 16}
 REFUSED = ("import is for a job", "did you mean modes", "Write window: 0")
 
 
-SET: list[tuple[str, Callable[[Any], Any], str]] = [
+SET: list[tuple[str, Any, str]] = [
     ("probe", lambda old: None, "probe is no array of"),
     ("probe", lambda old: 0 * old, "0 everywhere"),
     ("probe", lambda old: np.full_like(old, np.nan), "has NaN"),

@@ -27,7 +27,6 @@ from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.watching.progress import Progress
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.operators.mask import Mask
@@ -254,7 +253,7 @@ def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
     monkeypatch.setattr(local, "start", lambda **_: pytest.fail("a cluster was started"))
     before, status = {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")}, half_done.status()
     assert status["peak_memory_bytes"] > 0
-    seen: list[Progress] = []
+    seen = list[Any]()
     outcome = half_done.run(observer=seen.append)
     assert (outcome.done, outcome.resumed, outcome.seconds, half_done.seen()) == (BLOCKS, BLOCKS, 0.0, [])
     assert {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")} == before
@@ -293,11 +292,10 @@ def test_a_run_without_its_journal_starts_over(half_done: Scene, cluster: Runnin
     check_whole()
 
 
-@pytest.mark.parametrize(
-    ("names", "how"),
-    [(["job.json", "plan.json"], "half"), thorough(["plan.json"], "gone"), thorough(["job.json"], "gone")],
-    ids=str,
-)
+LOST = [(["job.json", "plan.json"], "half"), thorough(["plan.json"], "gone"), thorough(["job.json"], "gone")]
+
+
+@pytest.mark.parametrize(("names", "how"), LOST, ids=str)
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     half_done: Scene, cluster: RunningCluster, check_whole: Check, names: list[str], how: str
 ) -> None:

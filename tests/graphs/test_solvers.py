@@ -25,16 +25,13 @@ from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers.base import Problem
 from halotile.registry import names
 from halotile.storage.rim import Readable
-from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.image_task import ImageTask, View
+from halotile.tasks.image_task import View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
-from halotile.tasks.priors.base import Prior
 from tests.cases import thorough
 from tests.graphs import solving
 from tests.graphs.inline import InlineIterations, inline
@@ -48,7 +45,7 @@ PRIORLESS = [name for name, solver in SOLVERS.items() if solver.traits.prior_by 
 STEP = 0.5
 
 
-def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = None) -> Any:
+def problem_for(solver: str, image: Any, boundary: str, prior: Any = None) -> Any:
     """Blurs of an image, with counts where the solver is for counts."""
     terms = solving.terms_of(image, solving.blurs(boundary))
     if solver != "osem":
@@ -247,7 +244,7 @@ def test_a_gradient_that_was_stored_before_its_pass_is_not_computed_again(tmp_pa
     problem = staged(solving.problem_of(IMAGE, terms, step=0.5), Form(terms, apart=True))
     iterated = []
 
-    def cut_short(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+    def cut_short(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
         iterated.append(str(task.images[0][0].path))
         if "stage" not in iterated[-1] and iteration == 1 and iterated.count(iterated[-1]) == 1:
             raise solving.Interrupted

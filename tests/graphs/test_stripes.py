@@ -250,10 +250,10 @@ def test_a_crop_that_is_tried_has_the_bits_of_a_run(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tried.denoised[0], run_inline(job)[1][crop.slices])
 
 
-@pytest.mark.parametrize(
-    ("axis", "wanted", "text"),
-    [("x", "none", "kept"), ("x", "auto", "removed"), ("y", "auto", "removed"), ("x", {"axis": "x"}, "removed")],
-)
+FOUND = [("x", "none", "kept"), ("x", "auto", "removed"), ("y", "auto", "removed"), ("x", {"axis": "x"}, "removed")]
+
+
+@pytest.mark.parametrize(("axis", "wanted", "text"), FOUND)
 def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wanted: Any, text: str) -> None:
     off = drawn(512)
     image = noisy(natural("moon"), off if axis == "x" else off[:, None]).clip(0, 255).astype("uint8")
@@ -268,10 +268,10 @@ def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wante
     assert plan.identity["noise_level"] * 255 == pytest.approx(20, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "spread", "count"),
-    [("none", 0.08, 1), ("auto", 0.08, 1), ({"axis": "x", "gain": True}, 0.08, 0), ("none", 0.02, 0)],
-)
+GAINS = [("none", 0.08, 1), ("auto", 0.08, 1), ({"axis": "x", "gain": True}, 0.08, 0), ("none", 0.02, 0)]
+
+
+@pytest.mark.parametrize(("wanted", "spread", "count"), GAINS)
 def test_lines_that_differ_by_factors_are_named(tmp_path: Path, wanted: Any, spread: float, count: int) -> None:
     image = noisy(natural("camera") * np.random.default_rng(3).normal(1, spread, 512), sigma=10).astype("float32")
     plan = make_plan(striped_job(tmp_path, image, axes=None, stripes=wanted))

@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from distributed import Client
 from torch.utils.data import DataLoader
 
 from halotile import DistributedContext, collectives, torch_group
@@ -221,7 +220,7 @@ def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(monkeyp
     """After a first rank has ended, and before the driver fetches its result."""
     pids: list[int] = []
 
-    def kill_and_fetch(client: Client, futures: Any, **limits: Any) -> Any:
+    def kill_and_fetch(client: Any, futures: Any, **limits: Any) -> Any:
         if not pids:
             pids.extend(ask(client, client.run, os.getpid).values())
             for pid in pids:
@@ -369,15 +368,15 @@ def check_small(found: list[dict[str, float]], most: float = 1e-9) -> None:
         assert {name: gap for name, gap in named.items() if gap > most} == {}
 
 
+CUT = [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)]
+
+
 @pytest.mark.parametrize("count", [1, 2, thorough(3), thorough(4)])
-@pytest.mark.parametrize(
-    ("rows", "padding_mode", "training"),
-    [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)],
-)
+@pytest.mark.parametrize(("rows", "mode", "training"), CUT)
 def test_a_cut_image_gives_the_numbers_of_the_whole(
-    four: DistributedContext, count: int, rows: int, padding_mode: str, training: bool
+    four: DistributedContext, count: int, rows: int, mode: str, training: bool
 ) -> None:
-    check_small(four.run_torch(ranks.compared, rows, padding_mode, training, ranks=count))
+    check_small(four.run_torch(ranks.compared, rows, mode, training, ranks=count))
 
 
 PARTS: dict[str, tuple[tuple[Any, ...], int]] = {

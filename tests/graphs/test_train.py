@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -32,7 +33,6 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import Outcome, run
 from halotile.graphs.runs.verify import verify
-from halotile.graphs.watching.progress import Progress
 from halotile.storage.images.png import contrast, grey
 from halotile.storage.run_directory.directory import EXAMPLES, PAGE, RunDirectory
 from halotile.tasks.groups.training.curve import read_curve
@@ -167,7 +167,7 @@ def test_a_file_that_is_removed_before_the_end_is_written_again(
     job = new()
     path = Path(job.output.path)
 
-    def remove_it(progress: Progress) -> None:
+    def remove_it(progress: Any) -> None:
         if progress.done == progress.total:
             path.unlink(missing_ok=True)
 

@@ -557,11 +557,6 @@ TOLD: dict[str, Any] = {
     },
     "curve": {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]},
     "pass": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
-    "stages": {"read": 1.0, "compute": 2.0, "write": 1.0},
-    "blocks": {"todo": 2, "running": 0, "done": 3, "retried": 1, "quarantined": 0},
-    "map": {
-        "rows": 2, "columns": 3, "states": "222300", "filled": "999000", "least": 0.1, "most": 0.2, "seconds": "0Za...", "extent": [4, 6],
-    },
 }  # fmt: skip
 
 
