@@ -32,6 +32,7 @@ from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.normal import Normal, weighted_adjoint
+from halotile.tasks.operators.sum import Multiplied
 from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.terms import FoldedGradient, Term
 from tests.cases import all_of, thorough
@@ -504,7 +505,6 @@ NAN = "gave .* nan: some pixel of the data, of start, or of what an operator rea
     [
         ("osem", "low", r"operators\[3\]\.data has pixels below 0"),
         ("osem", "start", r"the first image is 0 everywhere.*Write a start above 0"),
-        ("osem", "start below 0", "a start without"),
         ("sgd", "nan", f"pass 4 {NAN}"),
         thorough("sgd", "mask", f"pass {3 * PASSES_EACH + 1} {NAN}"),
     ],
@@ -523,9 +523,18 @@ def test_a_pixel_that_cannot_be_is_found_whichever_subset_has_it(
         fourth = replace(fourth, name="mask", options={"mask": changed})
         job = replace(job, solver=replace(job.solver, step="auto"))
     else:
-        pixels[:] = 0 if where == "start" else np.arange(-1, len(pixels[0]) - 1)
+        pixels[:] = 0
         job = replace(job, start=changed)
     write_zarr(Path(changed), pixels)
     job = replace(job, operators=(*job.operators[:3], fourth, job.operators[4]))
     with pytest.raises(InputError if where != "low" else HalotileError, match=words):
         reconstruct(make_plan(job), cluster=cluster)
+
+
+def test_a_start_or_an_adjoint_below_zero_is_refused_when_it_shows() -> None:
+    x, zeros, mixed = (InMemory(np.array(pixels)) for pixels in ([1.0, 1.0], [0.0, 0.0], [1.0, -1.0]))
+    high, wrong = InMemory(np.full(2, 1.5)), "corrections.*below 0"
+    for images, words in (((x, high, x), wrong), ((x, zeros, mixed), wrong), ((mixed, zeros, x), "a start without")):
+        with pytest.raises(InputError, match=words):
+            read_all(Multiplied(*images))
+    assert np.array_equal(read_all(Multiplied(x, zeros, x)), [1, 1])
