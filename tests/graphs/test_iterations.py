@@ -235,7 +235,7 @@ MOVED: list[Any] = [
 
 
 @pytest.mark.parametrize(("prior", "solver", "exact", "every", "fuse"), MOVED)
-def test_a_plan_tells_what_an_iteration_moves(
+def test_a_plan_tells_how_much_moves(
     tmp_path: Path, prior: str, solver: str, exact: bool, every: int, fuse: Any
 ) -> None:
     plan = plan_of(tmp_path, prior, solver, exact, every=every, fuse=fuse)

@@ -412,18 +412,16 @@ def test_a_worker_that_hangs_is_replaced(scene: Scene, check_whole: Check, monke
     check_whole()
 
 
-@pytest.mark.parametrize(("when", "words"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
-def test_a_sick_worker_is_named(
-    scene: Scene, cluster: RunningCluster, check_whole: Check, when: str, words: str
-) -> None:
+@pytest.mark.parametrize(("how", "said"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
+def test_a_sick_worker_is_named(scene: Scene, cluster: RunningCluster, check_whole: Check, how: str, said: str) -> None:
     address, sick = cluster.client.run(os.getpid).popitem()
-    scene.make_sick(sick, when)
+    scene.make_sick(sick, how)
     scene.set_pace(0.005)
     outcome = scene.run(cluster, retries=1)
     assert (outcome.done, outcome.quarantined) == (BLOCKS, ())
     (retired,) = outcome.retired
     assert retired.startswith(f"{address} on {socket.gethostname()}: ")
-    assert words in retired
+    assert said in retired
     assert f"no libfoo.so for sick-{sick}" in retired
     assert scene.status()["retired"] == [retired]
     assert ("retired", retired) in status_rows(read_status(scene.directory.path))

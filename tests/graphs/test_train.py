@@ -84,9 +84,7 @@ def test_one_worker_gives_the_same_bits(new: New, go: Go, expected: bytes) -> No
     assert set(rows[-1]) == {"iteration", "loss", "validation", "rate"}
 
 
-def test_fast_gradients_give_nearly_the_same_network_and_an_infinite_loss_ends_a_job(
-    new: New, go: Go, expected: bytes
-) -> None:
+def test_fast_gradients_give_nearly_the_same_network_and_infinity_ends_a_job(new: New, go: Go, expected: bytes) -> None:
     job = new(mode="fast")
     outcome, weights = go(job)
     exact, fast = (load(content) for content in (expected, weights))

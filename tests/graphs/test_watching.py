@@ -38,6 +38,8 @@ from tests.browsing import chromium, needs_browser
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.support import job_of, noisy_image, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 
 def test_a_long_curve_keeps_its_ends_and_one_with_numbers_that_are_none_is_still_json() -> None:
     told = page.curve([{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)])
@@ -161,9 +163,7 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("what", ["hook", "messages"])
-def test_what_dask_lacks_costs_only_the_page(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_lacks_of_dask_cost_only_the_page(scene: Scene, cluster: RunningCluster, monkeypatch: Patch, what: str) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     if what == "hook":
         scheduler = cluster.client.cluster.scheduler
@@ -298,9 +298,6 @@ def test_the_map_has_the_last_two_cut_axes() -> None:
         assert [board.rows, board.columns, board.axes] == expected
 
 
-MonkeyPatch = pytest.MonkeyPatch
-
-
 @pytest.fixture
 def status(tmp_path: Path) -> Status:
     """The status of a run of three blocks that has not begun."""
@@ -387,7 +384,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook", "log", "observer"])
-def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook(where: str, monkeypatch: MonkeyPatch) -> None:
+def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook(where: str, monkeypatch: Patch) -> None:
     screen, observed = io.StringIO(), list[Progress]()
     monkeypatch.setattr(screen, "isatty", lambda: where in ("terminal", "observer"), raising=False)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -420,7 +417,7 @@ vendor_id\t: none
 """
 
 
-def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "_machine", module._machine.__wrapped__)
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module, "_CACHE", tmp_path / "size")

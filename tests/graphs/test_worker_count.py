@@ -206,9 +206,7 @@ def test_a_job_is_requeued_once(address: str, monkeypatch: Patch) -> None:
         assert slurm.calls == calls
 
 
-def test_slurm_is_asked_by_workers_of_submitted_runs_whose_scheduler_is_silent(
-    address: str, monkeypatch: Patch
-) -> None:
+def test_slurm_is_asked_by_workers_of_submitted_runs_whose_scheduler_is_gone(address: str, monkeypatch: Patch) -> None:
     (slurm := FakeSlurm()).install(monkeypatch)  # which would fail
     for environment in ({}, {"SLURM_JOB_ID": "7"}, {ATTENDED: "1"}):
         requeue_orphan(address, environment)
