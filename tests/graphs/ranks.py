@@ -425,10 +425,11 @@ def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
     """Differences of the gradients of a network, halves of which the backward pass computes again, from those of the whole image."""
     torch.manual_seed(4)
     first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU())
-    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1)).double()
+    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1))
+    halves = first.double(), second.double()
 
     def network(x: torch.Tensor, among: TorchGroup) -> torch.Tensor:
-        for half in (first.double(), second):
+        for half in halves:
             x = checkpoint(torch_group.spatial(half, among), Doubled.apply(x), use_reentrant=is_reentrant)
         with torch.no_grad():
             frozen = F.avg_pool2d(x, 2)
