@@ -290,7 +290,7 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
 
 
 def test_an_image_in_units_of_a_flux_has_the_same_maps(tmp_path: Path) -> None:
-    sampling.scene(tmp_path, 64)
+    sampling.scene(tmp_path, 48)
     unit, maps, auto = 1e-20, list[Any](), dict.fromkeys(("std", "range", "mean"), "auto")
     seen = read_zarr(tmp_path / "y.zarr")
     for size in (1.0, unit):
