@@ -168,6 +168,10 @@ class Scene:
         """Working directory of runs that are started."""
         return REPOSITORY
 
+    @property
+    def config(self) -> Path:
+        return self.folder / "job.yaml"
+
     def set_pace(self, seconds: float) -> None:
         """How long every block takes."""
         (self.folder / "pace").write_text(str(seconds))
@@ -214,11 +218,14 @@ class Scene:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Run the job with the command line, as the leader of a process group of its own."""
-        config = self.folder / "job.yaml"
-        config.write_text(json.dumps(_as_config(self.job(**options))))
-        command = [sys.executable, "-m", "halotile.cli.main", "run", str(config), "--allow-import", *arguments]
+        self.write_config(**options)
+        command = [sys.executable, "-m", "halotile.cli.main", "run", str(self.config), "--allow-import", *arguments]
         streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         return subprocess.Popen(command, cwd=self.cwd, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, **streams)
+
+    def write_config(self, **options: Any) -> None:
+        """Write the job that is started."""
+        self.config.write_text(json.dumps(_as_config(self.job(**options))))
 
     def seen(self, but_by: Collection[int] = ()) -> list[int]:
         """The blocks that the denoiser was given, in order, but those of some processes."""
@@ -231,10 +238,6 @@ class Scene:
     def workers(self) -> set[int]:
         """Process ids that have computed a block and still live."""
         return {pid for _, pid in self._log() if is_alive(pid)}
-
-    def has_seen(self, count: int) -> bool:
-        """Whether the denoiser was called this often."""
-        return len(self._log()) >= count
 
     def forget(self) -> None:
         """Begin a new log."""

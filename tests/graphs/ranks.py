@@ -273,16 +273,13 @@ def gathering_without(group: TorchGroup, rank: int, how: str) -> None:
 class UNet(nn.Module):  # type: ignore[misc]
     """Convolutions of several kinds, pooling, upsampling, skips, and every norm."""
 
-    def __init__(self, padding_mode: str = "zeros") -> None:
+    def __init__(self, mode: str = "zeros") -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode), nn.GroupNorm(2, 8), nn.SiLU()
-        )
+        self.first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, padding_mode=mode), nn.GroupNorm(2, 8), nn.SiLU())
         self.down = nn.Sequential(nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
         self.pool = nn.MaxPool2d(2)
-        self.middle = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()
-        )
+        dilated, norm = nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True)
+        self.middle = nn.Sequential(dilated, norm, nn.LeakyReLU())
         self.up = nn.Upsample(scale_factor=2, mode="bilinear")
         self.transposed = nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
         self.attention = nn.Conv2d(8, 8, 1)
@@ -415,31 +412,24 @@ class Doubled(torch.autograd.Function):  # type: ignore[misc]
         return 2 * gradients[0]
 
 
-class Blurred(torch.autograd.Function):  # type: ignore[misc]
+class Blurred(Doubled):
     """A convolution with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
-            return F.conv2d(x, weight, padding=1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        x, weight = ctx.saved_tensors
-        return torch.nn.grad.conv2d_input(x.shape, weight, gradients[0], padding=1), None
+            return F.conv2d(x, x, padding=1)
 
 
 def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
     """Differences of the gradients of a network, halves of which the backward pass computes again, from those of the whole image."""
     torch.manual_seed(4)
-    first = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU()
-    ).double()
-    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1)).double()
+    first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU())
+    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1))
+    halves = first.double(), second.double()
 
     def network(x: torch.Tensor, among: TorchGroup) -> torch.Tensor:
-        for half in (first, second):
+        for half in halves:
             x = checkpoint(torch_group.spatial(half, among), Doubled.apply(x), use_reentrant=is_reentrant)
         with torch.no_grad():
             frozen = F.avg_pool2d(x, 2)
@@ -485,7 +475,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "dropout1d": lambda x: F.dropout1d(x[0]),
     "feature_dropout": lambda x: torch.feature_dropout(x, 0.5, True),
     "as many rows as are reflected": nn.Conv2d(1, 1, 9, padding=4, padding_mode="reflect"),
-    "own gradient": lambda x: Blurred.apply(x.requires_grad_(), x),
+    "own gradient": lambda x: Blurred.apply(x.requires_grad_()),
     "checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=False),
     "reentrant checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=True),
     "other ranks": lambda x: torch_group.spatial(F.relu, TorchGroup(0, 2))(x),

@@ -79,22 +79,19 @@ def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
     return pixels
 
 
-def plugged(denoised: Denoised, weight: float = 1.0) -> Plugged:
-    """A denoised image as a prior."""
-    return Plugged(denoiser=denoised.denoiser, denoised=denoised, weight=weight)
-
-
-def prior_of(name: str, image: Pixels, block: int = 64, tile: int = 40, folder: Path = Path()) -> Prior:
+def prior_of(
+    name: str, image: Pixels, block: int = 64, tile: int = 40, folder: Path = Path(), weight: float = 0.3
+) -> Prior:
     """A prior by its name, whose denoiser works on tiles of blocks."""
     if name in ("none", "l1"):
         return NoPrior() if name == "none" else Sparse(weight=0.02)
     if name == "tv":
         denoised = denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile)
         return Variation(denoised=denoised, weight=0.05)
-    if name == "gaussian":
-        return plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
-    weights = str(dncnn_weights(folder / "w.safetensors"))
-    return plugged(denoised_by(DnCNN(depth=5, width=8, weights=weights), image, block, tile), 0.3)
+    denoiser: Denoiser = Gaussian(sigma=0.7)
+    if name == "dncnn":
+        denoiser = DnCNN(depth=5, width=8, weights=str(dncnn_weights(folder / "w.safetensors")))
+    return Plugged(denoiser=denoiser, denoised=denoised_by(denoiser, image, block, tile), weight=weight)
 
 
 def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:
@@ -142,10 +139,8 @@ def iterations_of(
     solver: Solver, problem: Problem, folder: Path, *, block: int = 64, halo: int = 40, **options: Any
 ) -> InlineIterations:
     """A solver on disk, in blocks of this size and files of ``shard``² pixels."""
-    shape, shard = problem.shape, options.pop("shard", 32)
-    layout = Layout(
-        shape, str(problem.dtype), (shard, shard), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
-    )
+    shape, shard = problem.shape, (options.pop("shard", 32),) * 2
+    layout = Layout(shape, str(problem.dtype), shard, (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
     return InlineIterations(
         solver,
         problem,

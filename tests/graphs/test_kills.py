@@ -20,7 +20,6 @@ from unittest.mock import Mock
 
 import dask
 import pytest
-from dask import annotate
 from distributed import Client, LocalCluster, Nanny, Status, WorkerPlugin
 
 from halotile.cli.status import read_status, status_rows
@@ -80,7 +79,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
         for kills in (1, 1, 2):
             enough = len(scene.seen()) + 3
             kill(sorted(scene.workers())[:kills])
-            until(partial(scene.has_seen, enough))
+            until(lambda enough=enough: len(scene.seen()) >= enough)  # type: ignore[misc]
         scene.set_pace(0)
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
@@ -147,9 +146,7 @@ class Deadly(WorkerPlugin):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_workers_that_die_early_leave_no_traceback(
-    deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_workers_that_die_early_leave_no_traceback(deaths: int, tmp_path: Path, caplog: Any) -> None:
     """The others go on."""
     lost = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
     ends: Any = lost if deaths == 2 else nullcontext()
@@ -301,9 +298,7 @@ def stream_of(cluster: RunningCluster, function: object, **options: float) -> St
     return Stream(cluster.client, function, name="noop", grouping=Grouping(cluster.workers), **options)  # type: ignore[arg-type]
 
 
-def test_an_error_comes_back_with_its_numbers_and_a_killed_worker_costs_only_what_was_in_flight(
-    cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_errors_keep_numbers_and_a_kill_costs_only_what_was_in_flight(cluster: RunningCluster, tmp_path: Path) -> None:
     stream = stream_of(cluster, partial(fail_or_die_once, marker=f"{tmp_path}/died"))
     answers, again = list[Any](), [3]
     for group in stream.answers(iter(range(200)), 200):
@@ -333,7 +328,7 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
     on_workers = TASKS_PER_WORKER * cluster.workers
     answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
     groups = [next(group for group in answers if group)]
-    with annotate(resources={"nowhere": 1}):
+    with dask.annotate(resources={"nowhere": 1}):
         groups.append(next(answers))
     assert max(stream.in_flight()) >= on_workers
     stream.drain()
@@ -417,18 +412,16 @@ def test_a_worker_that_hangs_is_replaced(scene: Scene, check_whole: Check, monke
     check_whole()
 
 
-@pytest.mark.parametrize(("when", "words"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
-def test_a_sick_worker_is_named(
-    scene: Scene, cluster: RunningCluster, check_whole: Check, when: str, words: str
-) -> None:
+@pytest.mark.parametrize(("how", "said"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
+def test_a_sick_worker_is_named(scene: Scene, cluster: RunningCluster, check_whole: Check, how: str, said: str) -> None:
     address, sick = cluster.client.run(os.getpid).popitem()
-    scene.make_sick(sick, when)
+    scene.make_sick(sick, how)
     scene.set_pace(0.005)
     outcome = scene.run(cluster, retries=1)
     assert (outcome.done, outcome.quarantined) == (BLOCKS, ())
     (retired,) = outcome.retired
     assert retired.startswith(f"{address} on {socket.gethostname()}: ")
-    assert words in retired
+    assert said in retired
     assert f"no libfoo.so for sick-{sick}" in retired
     assert scene.status()["retired"] == [retired]
     assert ("retired", retired) in status_rows(read_status(scene.directory.path))

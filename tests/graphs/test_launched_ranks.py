@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -25,7 +23,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from typer.testing import CliRunner
 
 from halotile import DistributedContext, torch_group
@@ -81,7 +78,7 @@ SET_BY = {
     "PMIx in a batch job's script": (PMIX | of("SLURM_", JOB_ID=7, PROCID=0), Copy(3, 4, launch="7")),
     "whoever knows better": (STEP | of("HALOTILE_", RANK=3, SIZE=4, LOCAL_RANK=1), Copy(3, 4, 1, launch="7")),
 }  # fmt: skip
-ALONE: dict[str, Mapping[str, str]] = {
+ALONE: dict[str, dict[str, str]] = {
     "nothing": {},
     "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
     "variables of somebody's own": {"RANK": "colonel", "WORLD_SIZE": "large"},
@@ -205,7 +202,7 @@ GIVEN: tuple[tuple[Any, str], ...] = (
 def test_a_process_group_that_is_none_is_refused(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "space"))
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "space"))
         for given, said in GIVEN:
             chosen = mesh if given == "mesh" else given
             with (
@@ -453,13 +450,6 @@ def test_copies_of_exec_are_refused_with_the_command_that_works(launcher: str, m
         )
 
 
-def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
-    variables = rank_variables(Rendezvous(3, 4, meeting=str(tmp_path / "ranks-7"), machine=1), 2, 5)
-    elastic = {name: variables[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")}
-    assert elastic == {"RUN_ID": tmp_path.name, "RESTART_COUNT": "2", "MAX_RESTARTS": "5"}
-    assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
-
-
 class Queue(RunningCluster):
     """A cluster whose workers come one by one, each at a check."""
 
@@ -502,7 +492,7 @@ def test_attempts_are_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_script_waits_for_minutes_not_for_half_an_hour(monkeypatch: Patch) -> None:
-    groups = importlib.import_module("torch.distributed.distributed_c10d")
+    groups = dist.distributed_c10d
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         monkeypatch.setattr(groups, name, timedelta(minutes=30))
     script._shorten_waits()

@@ -29,14 +29,11 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials.denoiser_trials import try_denoiser
 from halotile.graphs.runs import records
-from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.records import damaged_blocks, image_digest
-from halotile.graphs.waiting import no_report
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
-from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import Function, GivenFunction
 from tests.cases import all_of, thorough
 from tests.faults import REPOSITORY, run_python
@@ -114,11 +111,11 @@ def hungry(image: NDArray[np.float32]) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     "denoiser", [GivenFunction(call=hungry, depth=0), Function(import_=f"{__name__}:hungry", depth=0)]
 )
-def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> None:
+def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Any) -> None:
     run, before = Run(memory_per_worker="2GiB"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     words = r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
     with pytest.raises(MemoryRefused, match=words):
-        try_denoiser(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
+        try_denoiser(denoiser, Tile(), (500, 500), None, run=run, report=print)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
 
 
@@ -228,9 +225,8 @@ def test_the_shards_of_the_input_are_a_hint_and_a_run_that_goes_on_keeps_its_own
     assert planned(source, "1GiB").layout.shard == (2048, 2048), "which is all that memory allows"
     source = unwritten(tmp_path, (2**20,) * 2)
     first = planned(source, "2GiB")
-    run = RunDirectory(first.run_directory)
-    run.create()
-    run.write_plan(kept_of(first))
+    with claim(first):
+        pass
     larger = planned(source, "64GiB")
     assert larger.layout.shard == first.layout.shard
     assert larger.resumes
@@ -293,26 +289,16 @@ def test_what_is_counted_is_what_is_made(levels: int, tmp_path: Path) -> None:
     assert made <= layout.inodes <= made + 2
 
 
-SHARD_BYTES = 8 * 8 * 2
-"""Of PLAIN, with pixels of two bytes."""
-
-
-@pytest.mark.parametrize(
-    ("held", "thorough", "count"),
-    [(100 * SHARD_BYTES, True, 4), (3 * SHARD_BYTES - 1, True, 2), (SHARD_BYTES - 1, True, 1), (1, False, 4)],
-)
-def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(
-    held: int, thorough: bool, count: int, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    threads = Mock(wraps=ThreadPoolExecutor)
-    monkeypatch.setattr(records, "ThreadPoolExecutor", threads)
+def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(records, "ThreadPoolExecutor", threads := Mock(wraps=ThreadPoolExecutor))
     monkeypatch.setattr(records, "cores_here", lambda: 4)
-    monkeypatch.setattr(records, "HELD_BYTES", held)
-    layout = replace(PLAIN, dtype="uint16")
-    written(tmp_path / "a.zarr", layout)
-    assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
-    image_digest(tmp_path / "a.zarr", layout, layout.grid)
-    assert threads.call_args_list == [call(count), call(4)]
+    written(tmp_path / "a.zarr", layout := replace(PLAIN, dtype="uint16"))
+    shard_bytes = 8 * 8 * 2
+    for held, count in ((100 * shard_bytes, 4), (3 * shard_bytes - 1, 2), (shard_bytes - 1, 1)):
+        monkeypatch.setattr(records, "HELD_BYTES", held)
+        assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=True)) == []
+        image_digest(tmp_path / "a.zarr", layout, layout.grid)
+        assert threads.call_args_list[-2:] == [call(count), call(4)]
 
 
 ITERATIONS_MEASURED = """
@@ -322,29 +308,16 @@ import psutil, torch
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.cli.config.loading import load_job
 from halotile.graphs.plans.plan import make_plan
-from halotile.storage.views import Constant
-from halotile.tasks.block import BlockRunner, peak_memory_bytes
+from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
-from halotile.tasks.image_task import Shared
-from tests.graphs.inline import WORDS, InlineIterations
+from tests.graphs.inline import inline
+from tests.graphs.solving import iterations_of_plan
 
 prepare_process(1)
 plan = make_plan(load_job(Path(sys.argv[1])))
-work = plan.work
-back = Shared(Constant(plan.grid.shape, work.start.dtype)) if work.form.folded else None
-before = psutil.Process().memory_info().rss
-
-def run_pass(task, iteration, journal, ledger):
-    receipt = BlockRunner(task).run(range(len(task.grid)))
-    assert not receipt.bad, receipt.bad[0].traceback
-    ledger.enter(receipt.sums)
-    journal.mark(receipt.digests)
-
-run = InlineIterations(
-    work.solver, work.problem(0.1, back), work.vectors(work.solver, "iterate"), plan.grid, "a job",
-    view=work.form.view(work.prior.reach()), margin=work.form.fused_reach, overlap=work.overlap, words=WORDS, run_pass=run_pass,
-    by_shard=work.form.by_shard,
-)
+before, work = psutil.Process().memory_info().rss, plan.work
+run = iterations_of_plan(plan, inline)
+run.overlap = work.overlap
 assert len(list(run.run(3 * work.form.per_pass, lambda *_: False))) == work.solver.traits.passes_before + 3
 needed = work.step_footprint()
 print(json.dumps([before, peak_memory_bytes(), needed["the program itself"], sum(needed.values())]))

@@ -22,10 +22,9 @@ from halotile.errors import BlockFailed, ConfigError, InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise import pixels as pixel_choices
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import layout
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -431,9 +430,8 @@ def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(tmp_path: Path, m
     tifffile.imwrite(tmp_path / "in.tif", noisy_image((2, 90, 80), "uint16"), ome=True, metadata=words)
     job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0})
     first = make_plan(job)
-    run = RunDirectory(first.run_directory)
-    run.create()
-    run.write_plan(kept_of(first))
+    with claim(first):
+        pass
     monkeypatch.setattr(pixel_choices, "TAILS", (10, 90))
     again = make_plan(job)
     assert again.resumes

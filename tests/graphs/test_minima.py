@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.reconstruct.job import (
-    FidelityChoice,
-    OperatorChoice,
-    PriorChoice,
-    Reconstruction,
-    SolverChoice,
-)
+from halotile.graphs.jobs.reconstruct import job as choices
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
@@ -32,7 +25,6 @@ from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent
 from halotile.graphs.subsets import ORDERS, ordered_subset
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
@@ -45,7 +37,6 @@ from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.terms import FoldedGradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs import solving
-from tests.graphs.inline import InlineIterations
 from tests.support import IN_THREADS, read_zarr, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
@@ -85,7 +76,7 @@ def test_iterations_of_cg_are_its_steps_and_end_at_the_least_misfit(tmp_path: Pa
     assert run.state.passes < 190
 
 
-def run_cg(folder: Path, mask: Any, tol: float) -> tuple[InlineIterations, float]:
+def run_cg(folder: Path, mask: Any, tol: float) -> tuple[Any, float]:
     """Iterations until they are done, and their last residual by numpy."""
     image = solving.scene((96, 80))
     problem = replace(solving.problem_of(image, solving.terms_of(image, (masked(mask(image)),))), tol=tol)
@@ -193,13 +184,11 @@ def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Pat
 @pytest.mark.parametrize("weight", [0.5, 40.0])
 def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, weight: float) -> None:
     image = solving.scene((96, 80))
-    prior = solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
+    prior: Any = solving.prior_of("gaussian", image, 96, 96, weight=weight)
     problem = solving.problem_of(image, solving.terms_of(image, solving.blurs("reflect", (3,))), prior)
     problem = replace(problem, step_size=1 / (solving.norm_of(problem, tmp_path / "norm") + prior.steepness()))
-    changes = [
-        row["change"]
-        for row in solving.finished(solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x"), 12).rows
-    ]
+    run = solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x")
+    changes = [row["change"] for row in solving.finished(run, 12).rows]
     assert changes[-1] < 0.2 * changes[0]
 
 
@@ -207,12 +196,9 @@ def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, w
 def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: str) -> None:
     image = solving.scene((64, 64))
     terms = solving.terms_of(image, (masked(0 * image + 1),))
-    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96), 0.5).beginning_at(
-        terms[0].measurement
-    )
-    assert (
-        solving.finished(solving.iterations_of(solving.solver_of(solver), problem, tmp_path), 8).rows[0]["misfit"] == 0
-    )
+    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96), 0.5)
+    run = solving.iterations_of(solving.solver_of(solver), problem.beginning_at(terms[0].measurement), tmp_path)
+    assert solving.finished(run, 8).rows[0]["misfit"] == 0
 
 
 # --- the norm, which steps follow from ------------------------------------------------------------
@@ -268,7 +254,7 @@ def test_it_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
     assert 4 <= solving.norm_of(given, tmp_path / "again") <= 4.01
 
 
-Pixels = NDArray[Any]
+Pixels = solving.Pixels
 EDGES = (3, 5, 3, 7, 5)
 NEAR = {"float32": 1e-5, "float64": 1e-10}
 STEP, BACKGROUND, WEIGHT = 0.6, 0.5, 0.02
@@ -355,28 +341,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-POISSON = FidelityChoice(name="poisson", options={"background": BACKGROUND})
-L1 = PriorChoice(name="l1", options={"weight": WEIGHT})
+POISSON = choices.FidelityChoice(name="poisson", options={"background": BACKGROUND})
+L1 = choices.PriorChoice(name="l1", options={"weight": WEIGHT})
 TAKEN = ("step", "iterations", "checkpoint_every")
 
 
-def reconstruction(data: Path, solver: str, output: Path, block: int = 32, **given: Any) -> Reconstruction:
+def reconstruction(data: Path, solver: str, output: Path, block: int = 32, **given: Any) -> choices.Reconstruction:
     """A job whose other keywords are parts of it, or options of its solver."""
     kernels = [{"kernel": solving.kernel(edge), "boundary": "circular"} for edge in EDGES]
     operators = tuple(
-        OperatorChoice(name="blur", data=str(data / f"y{n}.zarr"), noise_sigma=n + 1.0, options=options)
+        choices.OperatorChoice(name="blur", data=str(data / f"y{n}.zarr"), noise_sigma=n + 1.0, options=options)
         for n, options in enumerate(kernels)
     )
     is_osem = solver == "osem"
     parts = {name: given.pop(name) for name in ("fidelity", "prior") if name in given}
     named: dict[str, Any] = {"step": "auto" if is_osem else STEP, "iterations": 7, "keep_state": True}
     named |= {name: given.pop(name) for name in TAKEN if name in given}
-    job = Reconstruction(
+    job = choices.Reconstruction(
         operators=operators,
-        fidelity=POISSON if is_osem else FidelityChoice(),
-        prior=PriorChoice() if is_osem else L1,
+        fidelity=POISSON if is_osem else choices.FidelityChoice(),
+        prior=choices.PriorChoice() if is_osem else L1,
         start=str(data / "start.zarr"),
-        solver=SolverChoice(name=solver, options={**OPTIONS[solver], **given}, **named),
+        solver=choices.SolverChoice(name=solver, options={**OPTIONS[solver], **given}, **named),
         output=Output(path=str(output), shard=32, chunk=16),
         exact=True,
         tile=Tile(block=block),
@@ -424,13 +410,15 @@ def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(tmp_path: Path,
         write_zarr(tmp_path / f"m{number}.zarr", (3.0 * (strips == number)).astype("float32"))
         write_zarr(tmp_path / f"y{number}.zarr", np.where(strips == number, 3 * image, 0).astype("float32"))
     operators = tuple(
-        OperatorChoice(name="mask", data=str(tmp_path / f"y{n}.zarr"), options={"mask": str(tmp_path / f"m{n}.zarr")})
+        choices.OperatorChoice(
+            name="mask", data=str(tmp_path / f"y{n}.zarr"), options={"mask": str(tmp_path / f"m{n}.zarr")}
+        )
         for n in range(4)
     )
-    job = Reconstruction(
+    job = choices.Reconstruction(
         output=Output(path=str(tmp_path / "x.zarr"), shard=64, chunk=32),
         operators=operators,
-        solver=SolverChoice(name="sgd", iterations=40, tol=1e-3),
+        solver=choices.SolverChoice(name="sgd", iterations=40, tol=1e-3),
         run=Run(workers=2, memory_per_worker="3GiB"),
     )
     outcome = reconstruct(make_plan(job), cluster=cluster)
@@ -472,8 +460,12 @@ def test_every_epoch_takes_every_operator_once() -> None:
 # --- jobs that cannot be run as they are ----------------------------------------------------------
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("osem", {"fidelity": FidelityChoice()}, r"fidelity\.name: l2 with solver osem.*write poisson"),
-    ("osem", {"prior": PriorChoice(name="l1", options={"weight": 1.0})}, r"l1 with solver osem, which knows no prior"),
+    ("osem", {"fidelity": choices.FidelityChoice()}, r"fidelity\.name: l2 with solver osem.*write poisson"),
+    (
+        "osem",
+        {"prior": choices.PriorChoice(name="l1", options={"weight": 1.0})},
+        r"l1 with solver osem, which knows no prior",
+    ),
     ("sgd", {"subsets": 6}, r"solver\.subsets: 6, and there are 5 operators"),
     ("sgd", {"subsets": 0}, r"subsets is 0: write a whole number of at least 1"),
     ("sgd", {"subsets": 2.5}, r"subsets is 2\.5: write a whole number"),
@@ -541,8 +533,8 @@ def test_a_pixel_that_cannot_be_is_found_whichever_subset_has_it(
 
 def test_a_start_or_an_adjoint_below_zero_is_refused_when_it_shows() -> None:
     x, zeros, mixed = (InMemory(np.array(pixels)) for pixels in ([1.0, 1.0], [0.0, 0.0], [1.0, -1.0]))
-    wrong = [((x, InMemory(np.full(2, 1.5)), x), "corrections.*below 0"), ((x, zeros, mixed), "corrections.*below 0")]
-    for images, words in [*wrong, ((mixed, zeros, x), "a start without")]:
+    high, wrong = InMemory(np.full(2, 1.5)), "corrections.*below 0"
+    for images, words in (((x, high, x), wrong), ((x, zeros, mixed), wrong), ((mixed, zeros, x), "a start without")):
         with pytest.raises(InputError, match=words):
             read_all(Multiplied(*images))
     assert np.array_equal(read_all(Multiplied(x, zeros, x)), [1, 1])

@@ -30,11 +30,11 @@ from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import BLOCKS, members, until
 from tests.graphs.test_claimed import after
-from tests.graphs.test_kills import kill, running
+from tests.graphs.test_kills import Check, kill, running
 from tests.stores import BUCKET, DENIED, SECRET, ObjectServer, StoreScene, contents, delete, failing, put
 from tests.support import job_of, noisy_image
 
-MonkeyPatch = pytest.MonkeyPatch
+Patch = pytest.MonkeyPatch
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("obstore")
@@ -48,7 +48,7 @@ def store_cluster(object_store: ObjectServer) -> Iterator[RunningCluster]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: MonkeyPatch) -> StoreScene:
+def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: Patch) -> StoreScene:
     """A watched job, not begun, in its working directory."""
     object_store.trouble = lambda *_: None
     monkeypatch.chdir(tmp_path)
@@ -60,9 +60,7 @@ def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: MonkeyPatch) 
 REPLACING = {"output": {"overwrite": True}}
 
 
-def test_objects_are_the_files_of_a_run(
-    scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_objects_are_the_files_of_a_run(scene: StoreScene, store_cluster: RunningCluster, check_whole: Check) -> None:
     outcome = scene.run(store_cluster)
     assert (outcome.done, outcome.output) == (BLOCKS, str(scene.output))
     assert is_marked(scene.output)
@@ -74,7 +72,7 @@ def test_objects_are_the_files_of_a_run(
 
 @pytest.mark.thorough
 def test_killed_workers_and_drivers_lose_nothing(
-    scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: MonkeyPatch
+    scene: StoreScene, store_cluster: RunningCluster, check_whole: Check, monkeypatch: Patch
 ) -> None:
     with running(scene) as driver:
         workers = scene.workers()
@@ -98,7 +96,7 @@ def test_killed_workers_and_drivers_lose_nothing(
 
 
 @pytest.mark.thorough
-def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: MonkeyPatch) -> None:
+def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: Patch) -> None:
     with claim(make_plan(scene.job())):
         pass
     before, first = contents(scene.output), scene.directory.path
@@ -161,9 +159,7 @@ def test_a_run_ends_where_its_output_is_taken_away(
         scene.run(store_cluster, observer=after(10, scene, change))
 
 
-def test_what_cannot_be_written_is_refused(
-    scene: StoreScene, object_store: ObjectServer, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_refused(scene: StoreScene, object_store: ObjectServer, monkeypatch: Patch) -> None:
     def refused(words: str, *, begin: Callable[[Plan], Any] = nullcontext, **job: Any) -> None:
         with pytest.raises((OutputRefused, ConfigError), match=words), begin(make_plan(scene.job(**job))):
             pass
@@ -200,7 +196,7 @@ run: {{workers: 2, memory_per_worker: 3GiB}}
 
 
 @pytest.fixture
-def images(tmp_path: Path, object_store: ObjectServer, monkeypatch: MonkeyPatch) -> ObjectPath:
+def images(tmp_path: Path, object_store: ObjectServer, monkeypatch: Patch) -> ObjectPath:
     """Two images and a kernel in the working directory; returns a folder in the store."""
     object_store.trouble = lambda *_: None
     monkeypatch.chdir(tmp_path)
@@ -229,7 +225,7 @@ def test_commands_take_the_address_of_an_output(images: ObjectPath) -> None:
         assert json.loads(command("verify", named, "--quiet"))["checked"] == 4
 
 
-def test_no_run_is_resumed_from_another_folder(images: ObjectPath, monkeypatch: MonkeyPatch) -> None:
+def test_no_run_is_resumed_from_another_folder(images: ObjectPath, monkeypatch: Patch) -> None:
     run_directory = RunDirectory.beside(images / "a.zarr")
     run_directory.create()
     job = job_of(Path("scan-a.npy").absolute(), images / "a.zarr", "gaussian", {"sigma": 1})  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from halotile.cli.config.schema import config_schema
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct import measurements
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.solvers.base import Problem, ReadVector, State, Step
@@ -302,14 +302,3 @@ def test_options_are_part_of_the_identity_and_of_the_schema(folder: Path) -> Non
     (schema,) = [kind for kind in config_schema()["anyOf"] if kind["title"] == "reconstruct"]
     for section, name in (("fidelity", "scaled"), ("prior", "halves"), ("solver", "slowed")):
         assert name in {each["properties"]["name"]["const"] for each in schema["properties"][section]["anyOf"]}
-
-
-@pytest.mark.parametrize("form", ["choice", "mapping"])
-def test_a_denoiser_of_a_prior_is_stored_as_a_file_has_it(folder: Path, form: str) -> None:
-    given = {"name": "gaussian", "sigma": 0.7}
-    denoiser: Any = given if form == "mapping" else DenoiserChoice(name="gaussian", options={"sigma": 0.7})
-    job = parts_job(folder, PRIOR="{name: none}")
-    job = replace(job, prior=PriorChoice(name="pnp", options={"denoiser": denoiser}))
-    assert make_plan(job).documents.asked["prior"] == {"name": "pnp", "denoiser": given}
-    with pytest.raises(ConfigError, match="denoiser has no name"):
-        make_plan(replace(job, prior=PriorChoice(name="pnp", options={"denoiser": {"name": 7}})))

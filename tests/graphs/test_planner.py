@@ -217,27 +217,20 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypa
     assert tight.memory_bytes <= 716 * 2**20 < roomy.memory_bytes
 
 
-@pytest.mark.parametrize(
-    ("image", "name", "options", "memory", "words"),
-    [
-        (((9000, 9000), "uint16", 300), "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser with a smaller receptive field.$"),
-        (
-            ((9000, 9000), "uint16", 300), "gaussian", {"sigma": 900}, "800MiB",
-            r"\. Write run.memory_per_worker: \d+MiB, or choose a denoiser with a smaller receptive field.$",
-        ),
-        (
-            ((9000, 9000), "uint16", 9000), "gaussian", None, "800MiB",
-            r"\. Write run.memory_per_worker: \d+MiB, or store the input in smaller chunks.$",
-        ),
-        (((9000, 9000), "uint16", 300), "gaussian", None, "100MiB", r"\. Write run.memory_per_worker: \d+MiB.$"),
-        (SMALL, "gaussian", None, "65MiB", r"Write run.memory_per_worker: 70\dMiB\.$"),
-        (LARGE, "tv", {"strength": 0.1, "iterations": 1000}, "750MiB", r"With depth 1\d\d\d, a tile of 128 × 128 pixels computes \d+ ×"),
-    ],
-)  # fmt: skip
-def test_a_refusal_names_what_can_help(
-    tmp_path: Path, image: Any, name: str, options: Any, memory: str, words: str
-) -> None:
-    with pytest.raises(MemoryRefused, match=rf"needs .*{words}"):
+BIG, MORE = ((9000, 9000), "uint16", 300), r"\. Write run.memory_per_worker: \d+MiB"
+HELPS: list[Any] = [
+    (BIG, "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser with a smaller receptive field.$"),
+    (BIG, "gaussian", {"sigma": 900}, "800MiB", f"{MORE}, or choose a denoiser with a smaller receptive field.$"),
+    (((9000, 9000), "uint16", 9000), "gaussian", None, "800MiB", f"{MORE}, or store the input in smaller chunks.$"),
+    (BIG, "gaussian", None, "100MiB", f"{MORE}.$"),
+    (SMALL, "gaussian", None, "65MiB", r"Write run.memory_per_worker: 70\dMiB\.$"),
+    (LARGE, "tv", {"strength": 0.1, "iterations": 1000}, "750MiB", r"With depth 1\d\d\d, a tile of 128 × 128 pixels computes \d+ ×"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "name", "options", "memory", "said"), HELPS)
+def test_a_refusal_names_remedies(tmp_path: Path, image: Any, name: str, options: Any, memory: str, said: str) -> None:
+    with pytest.raises(MemoryRefused, match=rf"needs .*{said}"):
         planned(tmp_path, image, name, options, run={"memory_per_worker": memory})
 
 

@@ -29,8 +29,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, Diverged, HalotileError, InputError, MissingPackage
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.iterations.rank_programs import ProgramFiles
-from halotile.graphs.jobs.ptychography.job import result_rows
-from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
+from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss_of
 from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.passes.cluster_passes import ENDED
 from halotile.graphs.runs.records import OpenRecords, open_records
@@ -45,7 +44,10 @@ from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.cases import thorough
 from tests.faults import until
+from tests.graphs.sampling import killed
 from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
+
+Patch = pytest.MonkeyPatch
 
 pytestmark = [pytest.mark.cluster]
 
@@ -82,10 +84,8 @@ def test_the_object_of_a_known_scan_is_found(folder: Path, cluster: RunningClust
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
-def test_the_result_has_the_same_bits_for_any_number_of_workers(
-    folder: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond memory: the scan is written again with chunks of four. A loop in Python has the bits of a job in memory."""
+def test_any_number_of_workers_gives_the_same_bits(folder: Path, cluster: RunningCluster, monkeypatch: Patch) -> None:
+    """Beyond memory: the scan is written again with chunks of four."""
     shutil.rmtree(folder / "scan.zarr")
     with monkeypatch.context() as patch:
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
@@ -131,7 +131,7 @@ def test_a_result_is_exported_and_its_probe_stays_in_its_support(folder: Path, c
     assert export(str(images), "--overwrite").exit_code == 0
 
 
-def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: Patch) -> None:
     source, images = tmp_path / "result.cxi", str(tmp_path / "images.zarr")
     with h5py.File(source, "w") as file:
         file["object"], file["probe"] = np.ones((8, 8), "c8"), np.ones((1, 4, 4), "c8")
@@ -247,13 +247,6 @@ def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
     assert sent.opened().start is None
 
 
-def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
-    rng = np.random.default_rng(0)
-    for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
-        drawn = np.square(np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)).mean()
-        assert photon_loss(np.array([mean])) == pytest.approx(drawn, rel=0.03)
-
-
 def test_the_true_object_has_about_the_loss_that_a_run_ends_with(tmp_path: Path) -> None:
     path, numbers = str(tmp_path / "scan.zarr"), np.arange(64)
     options: Any = ((1e3, {"phase": 1.0}), (1e3, {"phase": 5.0}), (3e4, {"phase": 5.0}), (1e6, {"step": 5.0}))
@@ -264,19 +257,6 @@ def test_the_true_object_has_about_the_loss_that_a_run_ends_with(tmp_path: Path)
         light = make(photons=None).patterns(numbers) * (photons / 1e6)
         true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
         assert photon_loss_of(path) == pytest.approx(true, rel=0.06)
-
-
-def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path, cluster: RunningCluster) -> None:
-    expected = compute(job(folder), cluster)
-    scan = opened(folder)
-    losses: list[float] = []
-    with Adam(scan, workers=2) as adam:
-        for stage in STAGES:
-            epochs, rate, batch = stage.values()
-            losses += adam.optimize(int(epochs), lr=rate, batch_size=int(batch))
-    assert losses == scan.losses
-    scan.save(folder / "loop.cxi")
-    assert (folder / "loop.cxi").read_bytes() == expected
 
 
 def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path, ctx: DistributedContext) -> None:
@@ -309,10 +289,10 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path, ctx: Dis
     assert (np.ptp(changed, axis=0) <= 32).all()
 
 
-def test_the_resolution_is_that_of_the_used_positions(
+def test_a_loop_in_python_gives_the_bits_of_the_job_and_the_resolution_of_the_used_positions(
     folder: Path, cluster: RunningCluster, ctx: DistributedContext
 ) -> None:
-    """Each loop over some of them is one stage of a job with a subset."""
+    """Each loop over some of them is one stage of a job with a subset, and gives its bits."""
     usual: dict[str, Any] = {"lr": 0.05, "batch": 6}
     stages = [usual | {"epochs": 3, "subset": [*range(56)]}, usual | {"epochs": 2, "subset": [*range(2, 60)]}]
     expected = compute(job(folder, resolution=True, stages=stages), cluster)
@@ -357,9 +337,7 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path, ctx:
         assert scan.background[0, 0] > 0  # at 0 there is no slope
 
 
-def test_a_failure_after_a_loop_was_left_is_told(
-    folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_after_a_loop_was_left_is_told(folder: Path, ctx: DistributedContext, monkeypatch: Patch) -> None:
     scan = opened(folder)
     run_ranks = ctx.run_torch
 
@@ -395,9 +373,7 @@ def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path, ctx: Distri
     assert len(scan.losses) == 3
 
 
-def test_a_good_start_does_not_count_as_diverged_and_workers_may_be_without_a_slot(
-    folder: Path, ctx: DistributedContext
-) -> None:
+def test_a_good_start_is_no_divergence_and_workers_may_be_without_a_slot(folder: Path, ctx: DistributedContext) -> None:
     scan = opened(folder)
     list(Adam(scan, context=ctx).optimize(30, lr=0.05, batch_size=8))
     scan.save(folder / "good.cxi")
@@ -520,13 +496,9 @@ def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path,
 
 def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path, cluster: RunningCluster) -> None:
     long = job(folder, stages=[FIRST[0], DIVERGING | {"epochs": 300, "lr": 1e-3}])
-    process = subprocess.Popen([sys.executable, "-m", "halotile", "run", str(long), "--quiet"])
+    command = [sys.executable, "-m", "halotile", "run", str(long), "--quiet"]
     curve = folder / "result.cxi.run" / "state" / "curve.json"
-    try:
-        until(lambda: process.poll() is not None or read_curve(curve)[0] > 8, seconds=150)
-    finally:
-        process.kill()
-        process.wait()
+    killed(partial(subprocess.Popen, command, stderr=subprocess.PIPE, text=True), lambda: read_curve(curve)[0] > 8)
     compute(job(folder, stages=[FIRST[0], LAST]), cluster)
     events = list(RunDirectory(folder / "result.cxi.run").read_events())
     assert [event["resumed"] for event in events if event["event"] == "begin"] == [0, 0]
@@ -566,13 +538,6 @@ def test_a_run_that_fits_the_noise_is_warned_of(tmp_path: Path, loss: str) -> No
     path = job(tmp_path, model={"loss": loss}, held_out=0, stages=stages)
     said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
     assert "below that of photons alone: the object follows noise. Write held_out: 0.05" in said
-
-
-@pytest.mark.parametrize(("kept", "advises"), [(170, True), (169, False)])
-def test_more_epochs_are_advised_where_the_last_one_is_kept(kept: int, advises: bool) -> None:
-    last = {"iteration": 170, "loss": 0.2, "kept": kept, "loss_of_kept": 0.2}
-    notes = [text for label, text in result_rows(last, Path()) if label == "note"]
-    assert any("more epochs may give a better object" in text for text in notes) is advises
 
 
 RATES: list[tuple[float | None, str, dict[str, Any], str, bool]] = [

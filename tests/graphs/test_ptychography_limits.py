@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -123,7 +122,7 @@ OPENED: dict[str, Any] = {"import_": "own:build", "mode": 2, "window": 16}
 REFUSED = ("import is for a job", "did you mean modes", "Write window: 0")
 
 
-SET: list[tuple[str, Callable[[Any], Any], str]] = [
+SET: list[tuple[str, Any, str]] = [
     ("probe", lambda old: None, "probe is no array of"),
     ("probe", lambda old: 0 * old, "0 everywhere"),
     ("probe", lambda old: np.full_like(old, np.nan), "has NaN"),
@@ -212,12 +211,10 @@ def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
 
 SGD = {"solver": "sgd", "epochs": 1, "batch": 64}
 FIRST = [{"epochs": 4, "lr": 0.02, "batch": 8}, {"epochs": 2, "lr": 0.01, "batch": 16}]
-KEPT = "The 6 epochs of the stages before are kept"
 SPOILT: list[tuple[list[dict[str, Any]], str]] = [
     ([{**SGD, "lr": 1000}], "Write a smaller lr in that stage"),
     # Though its loss is far below a thousand times that of the first guess.
     ([{"epochs": 10, "lr": 0.05, "batch": 8}, {**SGD, "lr": 1}], "after the last step of a stage, and was"),
-    ([*FIRST, {**SGD, "lr": 1e3}, {"epochs": 3, "lr": 0.005, "batch": 8}], f"after the last step of a stage.* {KEPT}"),
     ([*FIRST, {"epochs": 5, "lr": 1, "batch": 12}], "at the end of a stage, and was"),
     ([{"solver": "rpie", "epochs": 2, "batch": 6, "lr": 30.0}], "Write a smaller lr"),
     # From the first step on, and no worse later.
@@ -226,9 +223,7 @@ SPOILT: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("stages", "said"), SPOILT)
-def test_a_step_too_far_is_no_result(
-    folder: Path, cluster: RunningCluster, stages: list[dict[str, Any]], said: str
-) -> None:
+def test_a_step_too_far_is_no_result(folder: Path, cluster: RunningCluster, stages: Any, said: str) -> None:
     with pytest.raises(Diverged, match=said):
         compute(job(folder, stages=stages), cluster)
     assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import halotile
 from halotile import errors
 from halotile.cli.config.loading import saved_job
-from halotile.cli.status import blocks_given_up, find_run, output_of
+from halotile.cli.status import find_run, output_of
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage, simulation_of
@@ -30,13 +30,10 @@ from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs import claim as claiming
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
-from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import ShardWriter
-from halotile.tasks.block import BadBlock
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
@@ -162,26 +159,24 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
 
 
 def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path) -> None:
+    blur, _, crop = choices(tmp_path)
+
+    def at(data: str | Path) -> dict[str, Any]:
+        return {"operators": (replace(blur, data=str(data)),)}
+
     rows: list[tuple[dict[str, Any], str]] = [
         ({"reference": None}, "reference is not there: measurements are simulated from the true image. Write ref"),
-        ({"data": "y.npy"}, r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
-        ({"data": "s3://b/y.zarr"}, r"operators\[0\]\.data is s3://b/y\.zarr: measurements are .* on a disk"),
-        ({"data": "FOLDER/no/y.zarr"}, r"operators\[0\]\.data is .*: there is no folder"),
-        ({"data": "FOLDER/truth.npy/y.zarr"}, r"operators\[0\]\.data is .*truth\.npy is a file"),
-        ({"twice": True}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write another"),
-        ({"size": (999, 9)}, r"operators\[0\]: .*"),
+        (at("y.npy"), r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
+        (at("s3://b/y.zarr"), r"operators\[0\]\.data is s3://b/y\.zarr: measurements are .* on a disk"),
+        (at(tmp_path / "no/y.zarr"), r"operators\[0\]\.data is .*: there is no folder"),
+        (at(tmp_path / "truth.npy/y.zarr"), r"operators\[0\]\.data is .*truth\.npy is a file"),
+        ({"operators": (blur, blur)}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write an"),
+        ({"operators": (replace(crop, options={"origin": (0, 0), "size": (999, 9)}),)}, r"operators\[0\]: .*"),
         ({"run": Run(workers=1, memory_per_worker="100MiB")}, r"memory_per_worker is 100MiB; one block of .* needs"),
     ]
     for changes, words in rows:
-        job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
-        if "data" in changes:
-            changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
-        elif "twice" in changes:
-            changes = {"operators": (blur, blur)}
-        elif "size" in changes:
-            changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
         with pytest.raises((errors.ConfigError, errors.MemoryRefused), match=words):
-            plan_of(replace(job, **changes))
+            plan_of(job_in(tmp_path, **changes))
         assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
 
@@ -422,16 +417,3 @@ def test_the_directory_of_an_output_that_was_moved_away_stays(folder: Path) -> N
         claimed(simulation(folder, A, B))
     shutil.move(folder / "away.zarr", folder / B)
     assert claimed(simulation(folder, B)) == 4
-
-
-def test_blocks_given_up_are_told_by_their_outputs(folder: Path) -> None:
-    plan = make_plan(simulation(folder, A, B))
-    with claim(plan):
-        status = Status(RunDirectory(folder / f"{A}.run"), plan, None)
-        for output, number in ((plan.outputs[1], 2), (plan.outputs[0], 2), (plan.outputs[0], 1)):
-            whole = Region((0, 0), (128, 128))
-            status.give_up(BadBlock(number, (0, number), whole, "broken", "trace", "task"), output)
-    bad = blocks_given_up(RunDirectory(folder / f"{A}.run"))
-    named = [(1, A), (2, A), (2, B)]
-    assert [block.name for block in bad] == [f"block {number} of {name}" for number, name in named]
-    assert [block.to_json().get("output") for block in bad] == [str(folder / name) for _, name in named]

@@ -68,9 +68,7 @@ def workers_of(job: HpcJob) -> int:
     return len({process for _, process, *_ in job.log()})
 
 
-def test_each_worker_is_a_job_nothing_is_left_of_them_and_they_listen_between_machines_only(
-    job: HpcJob, slurm: Slurm
-) -> None:
+def test_workers_are_jobs_that_leave_nothing_and_listen_between_machines_only(job: HpcJob, slurm: Slurm) -> None:
     job.config.write_text(job.config.read_text().replace('"interface": "lo"', '"interface": null'))
     running = begun(job, 0.2)
     assert len(slurm.jobs()) == 2

@@ -25,7 +25,6 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.tasks.denoisers.function import GivenFunction
@@ -242,9 +241,7 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
     return len(calls.read_text())
 
 
-def test_what_was_found_is_found_once_and_anew_with_other_code_weights_lengths_or_vectors(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_findings_are_kept_until_code_lengths_or_vectors_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls_of(folder, "Network") > 0
     assert calls_of(folder, "Network") == 0
     for file, old, new in (
@@ -290,13 +287,6 @@ def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
     requested = deblurring(folder, "cpu", PriorChoice(name="pnp", options={"denoiser": choice}))
     with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
         make_plan(replace(requested, allow_import=True, import_folder=str(folder)))
-
-
-def test_a_refusal_for_want_of_memory_is_no_verdict() -> None:
-    refusal = ConfigError("it looks at the whole image")
-    assert denoiser_trials._is_verdict(refusal)
-    refusal.__context__ = MemoryError()
-    assert not denoiser_trials._is_verdict(refusal)
 
 
 OWN = """
@@ -361,9 +351,7 @@ def begin(job: Denoising) -> None:
         ("torch", {"import": "own_networks:seeded", "weights": "nowhere.safetensors"}, "cannot be opened"),
     ],
 )
-def test_bad_weights_are_refused_and_the_output_stays(
-    own_folder: Path, name: str, options: dict[str, Any], words: str
-) -> None:
+def test_bad_weights_are_refused_and_the_output_stays(own_folder: Path, name: str, options: Any, words: str) -> None:
     write_zarr(own_folder / "out.zarr", noisy_image((9, 9)))
     dncnn_weights(own_folder / "w.safetensors")
     torch.save({"stem": torch.zeros(3)}, own_folder / "stem.pth")
@@ -413,18 +401,13 @@ def differences(job: Denoising) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "build", "name", "options"),
-    [
-        ("own_networks.py", "seeded", "torch", {}),
-        ("sibling.py", "seeded", "torch", {}),
-        ("own_networks.py", "brighter", "function", {"depth": 0}),
-    ],
-)
-def test_a_run_of_edited_code_does_not_go_on(
-    own_folder: Path, file: str, build: str, name: str, options: dict[str, Any]
-) -> None:
-    job = own(own_folder, f"own_networks:{build}", name, **options)
+EDITED = [("own_networks.py", "seeded"), ("sibling.py", "seeded"), ("own_networks.py", "brighter")]
+
+
+@pytest.mark.parametrize(("file", "build"), EDITED)
+def test_a_run_of_edited_code_does_not_go_on(own_folder: Path, file: str, build: str) -> None:
+    kind: tuple[str, dict[str, Any]] = ("function", {"depth": 0}) if build == "brighter" else ("torch", {})
+    job = own(own_folder, f"own_networks:{build}", kind[0], **kind[1])
     begin(job)
     assert make_plan(job).resumes
     with (own_folder / file).open("a") as opened:

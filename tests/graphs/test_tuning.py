@@ -39,6 +39,8 @@ from tests.graphs.solving import iterations_of_plan
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
 from tests.support import dncnn_weights, footprint_of, job_of, noisy_image, work_of, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 NO_CHOICE: Any = None
 """What tiles of a CPU would have to heed, if there were any to choose from."""
 BROKE = NotTried("a trial broke: it fell over")
@@ -86,7 +88,7 @@ def begun(plan: Plan) -> RunDirectory:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def found(monkeypatch: Patch) -> Callable[..., list[Any]]:
     """Have trials end with what is given; returns what they are asked for."""
     return lambda result=FOUND, here=TWO: finding(monkeypatch, result, here)
 
@@ -152,9 +154,7 @@ def test_nothing_is_tried_for_processors(requested: list[Any], tmp_path: Path, m
 
 
 @of_both_kinds
-def test_a_run_begun_by_rule_goes_on_so(
-    monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, make: Make
-) -> None:
+def test_a_run_begun_by_rule_goes_on_so(monkeypatch: Patch, found: Any, tmp_path: Path, make: Make) -> None:
     found(BROKE)
     plan = make_plan(make(tmp_path))
     assert "tile and batch are by rule: a trial broke: it fell over" in plan.notes
@@ -180,7 +180,7 @@ def test_a_run_begun_by_rule_goes_on_so(
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
 
 
-def test_a_job_that_is_as_it_was_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_job_that_is_as_it_was_goes_on(monkeypatch: Patch, tmp_path: Path) -> None:
     twice = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2)
     written_sizes: tuple[dict[str, Any], ...] = ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})
     makers: list[tuple[Make, int]] = [(denoising, 256), (partial(denoising, name="dncnn"), 512), (deblurring, 128)]
@@ -232,7 +232,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(found: Any, tmp_
 
 @pytest.mark.parametrize(("first", "second", "breaks"), [(2950, 2955, False), (2955, 2950, False), (2950, 2955, True)])
 def test_blocks_fit_by_the_larger_of_two_trials(
-    monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, first: int, second: int, breaks: bool
+    monkeypatch: Patch, found: Any, tmp_path: Path, first: int, second: int, breaks: bool
 ) -> None:
     found()
     told = [first, second]
@@ -272,7 +272,7 @@ def test_memory_that_runs_out_halves_a_batch_for_good(tmp_path: Path, make: Make
 # --- trials ---------------------------------------------------------------------------------------
 
 
-def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, requested: Any, tmp_path: Path) -> None:
+def test_the_driver_does_not_begin_with_cuda(monkeypatch: Patch, requested: Any, tmp_path: Path) -> None:
     def begun_with() -> None:
         raise AssertionError("a process that has begun with CUDA holds some of the GPU, and cannot be forked")
 
@@ -314,7 +314,7 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_that_breaks_says_how_and_a_fault_of_the_job_is_said_as_a_run_says_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Any, limit: float, kind: Any, said: str
+    monkeypatch: Patch, tmp_path: Path, broken: Any, limit: float, kind: Any, said: str
 ) -> None:
     monkeypatch.setattr(gpu_trials, "LIMIT_SECONDS", limit)
     with pytest.raises(kind, match=said):
@@ -344,7 +344,7 @@ REGIONS = [(1, True, 5), (2, True, 5), (2, False, 5), thorough(2, False, 31)]
 @pytest.mark.parametrize(("every", "exact", "edge"), REGIONS)
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
+    monkeypatch: Patch, tmp_path: Path, every: int, exact: bool, edge: int
 ) -> None:
     solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
     given = deblurring(tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact)

@@ -16,7 +16,6 @@ import zarr
 
 from halotile.errors import BlockFailed, DamagedData, InputError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
@@ -29,7 +28,7 @@ from tests.cases import all_of, thorough
 from tests.faults import BLOCKS, Scene, flip_bit
 from tests.graphs.test_claimed import after
 from tests.graphs.test_resume import refused
-from tests.support import job_of, noisy_image, read_zarr, work_of, write_zarr
+from tests.support import job_of, noisy_image, work_of, write_zarr
 
 Check = Callable[[], None]
 
@@ -283,21 +282,21 @@ def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
     check_whole()
 
 
-@pytest.fixture
-def job_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Denoising]:
-    """Makes jobs of an image of 4 x 3 blocks that is stored with so many levels."""
-    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
-    source = write_zarr(tmp_path / "noisy.zarr", noisy_image((250, 180)))
-    job = job_of(source, tmp_path / "clean.zarr", "none", shard=64, chunk=32, tile={"block": 64})
-    return lambda levels: replace(job, output=replace(job.output, levels=levels))
-
-
 @pytest.mark.parametrize("levels", [1, 2])
-def test_a_finished_run_to_which_levels_are_added_stays_sound_and_finished(
-    tmp_path: Path, cluster: RunningCluster, job_in: Callable[[int], Denoising], levels: int
+def test_a_finished_run_to_which_levels_are_added_stays_sound_and_finished_and_no_other_gets_any(
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, levels: int
 ) -> None:
-    job, output = job_in(levels), tmp_path / "clean.zarr"
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
+    source, output = write_zarr(tmp_path / "noisy.zarr", noisy_image((250, 180))), tmp_path / "clean.zarr"
+    job = job_of(source, output, "none", shard=64, chunk=32, tile={"block": 64})
+    job = replace(job, output=replace(job.output, levels=levels))
+    with pytest.raises(KeyboardInterrupt):
+        run(make_plan(job), observer=Mock(side_effect=KeyboardInterrupt), cluster=cluster)
+    with pytest.raises(InputError, match=r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes"):
+        add_levels(output)
     run(make_plan(job), cluster=cluster)
+    with RunDirectory.beside(output).lock(), pytest.raises(OutputInUse, match="is writing this output"):
+        add_levels(output)
     count, shapes = add_levels(output)
     assert (count, len(shapes)) == (5, 6 - levels)
     kept = [open_source(output, level=level)[...].tobytes() for level in range(count)]
@@ -314,20 +313,3 @@ def test_a_finished_run_to_which_levels_are_added_stays_sound_and_finished(
     (output.parent / "clean.zarr.run").rename(tmp_path / "elsewhere")
     assert verify(output).problems == ()
     assert not verify(output).repairable
-
-
-def test_no_levels_are_added_to_an_output_that_is_not_finished(
-    tmp_path: Path, cluster: RunningCluster, job_in: Callable[[int], Denoising]
-) -> None:
-    job, output = job_in(1), tmp_path / "clean.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        run(make_plan(job), observer=Mock(side_effect=KeyboardInterrupt), cluster=cluster)
-    words = r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes it"
-    with pytest.raises(InputError, match=words):
-        add_levels(output)
-    run(make_plan(job), cluster=cluster)
-    with RunDirectory.beside(output).lock(), pytest.raises(OutputInUse, match="is writing this output"):
-        add_levels(output)
-    assert sorted(zarr.open_group(output, mode="r").array_keys()) == ["0"]
-    assert add_levels(output)[0] == 5
-    assert read_zarr(output).shape == (250, 180)

@@ -5,7 +5,6 @@ requirements-oracles.txt installs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,9 +181,8 @@ def in_bio_image(path: Path) -> Seen:
 
 def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
     write_bands(tmp_path / "bands")
-    tifffile.imwrite(
-        tmp_path / "pages.tif", FIVE, photometric="minisblack", metadata=None
-    )  # nothing says what they are
+    # Nothing says what they are.
+    tifffile.imwrite(tmp_path / "pages.tif", FIVE, photometric="minisblack", metadata=None)
     np.save(tmp_path / "array.npy", FIVE)
     zarr.create_array(tmp_path / "runs.zarr", data=TEN, dimension_names=("time", "run", "y", "x"))
     for path in sorted(tmp_path.iterdir()):
@@ -194,9 +192,8 @@ def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
             seen = np.asarray(read(output)[0][0])
             assert np.squeeze(seen).shape == pixels.shape
             np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
-    assert open_source(tmp_path / "pages.out.zarr").axes == ("q", "y", "x"), (
-        "an axis of no stated meaning has none there"
-    )
+    # An axis of no stated meaning has none there.
+    assert open_source(tmp_path / "pages.out.zarr").axes == ("q", "y", "x")
     (multiscale,) = zarr.open_group(tmp_path / "pages.out.zarr", mode="r").attrs["ome"]["multiscales"]
     assert multiscale["axes"][0] == {"name": "t"}
 
@@ -247,7 +244,7 @@ WRITERS = [(write, version) for write in (write_by_ome_zarr, write_by_ngff_zarr)
 
 @pytest.mark.parametrize(("write", "version"), [*WRITERS, (write_by_bioformats2raw, "0.4")])
 def test_levels_that_were_added_to_the_image_of_another_program_are_read_by_all(
-    tmp_path: Path, monkeypatch: MonkeyPatch, write: Callable[[str, Path], None], version: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, write: Any, version: str
 ) -> None:
     from ome_zarr_models.v04.image import Image as Old
     from ome_zarr_models.v05.image import Image as New

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +30,7 @@ from halotile.graphs.plans.plan import make_plan
 from tests.faults import until
 from tests.support import job_of, noisy_image, write_zarr
 
-MonkeyPatch = pytest.MonkeyPatch
+Patch = pytest.MonkeyPatch
 
 GIB = 2**30
 Groups = Callable[[dict[str, str]], None]
@@ -40,14 +38,14 @@ HERE = Cluster(kind="local")
 
 
 @pytest.fixture
-def machine(monkeypatch: MonkeyPatch) -> MonkeyPatch:
+def machine(monkeypatch: Patch) -> Patch:
     """A machine of 8 cores and 64 GiB."""
     monkeypatch.setattr(needs, "cores_here", lambda _: 8)
     monkeypatch.setattr(needs, "machine_bytes", lambda: 64 * GIB)
     return monkeypatch
 
 
-def test_this_machine_works_with_all_cores_that_have_memory(machine: MonkeyPatch) -> None:
+def test_this_machine_works_with_all_cores_that_have_memory(machine: Patch) -> None:
     assert workers_of(Run(), HERE, "cpu") == (8, "one for each core")
     assert workers_of(Run(workers=3), HERE, "cpu") == (3, "")
     assert workers_of(Run(device="cuda"), HERE, "cuda") == (2, "which share the first GPU")
@@ -61,7 +59,7 @@ def test_this_machine_works_with_all_cores_that_have_memory(machine: MonkeyPatch
         assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
 
 
-def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: Patch, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
@@ -72,7 +70,7 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: MonkeyPatch, 
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: MonkeyPatch) -> Groups:
+def groups(tmp_path: Path, monkeypatch: Patch) -> Groups:
     """Makes control groups of these files; the process is in those of a job's step."""
 
     def make(files: dict[str, str]) -> None:
@@ -104,7 +102,7 @@ GROUPS = [
 
 @pytest.mark.parametrize(("files", "cores", "gibibytes"), GROUPS)
 def test_cores_and_memory_are_those_that_a_control_group_allows(
-    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: MonkeyPatch
+    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: Patch
 ) -> None:
     groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
@@ -115,7 +113,7 @@ def test_cores_and_memory_are_those_that_a_control_group_allows(
 SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
 
 
-def test_a_batch_job_takes_no_more_cores_than_it_has_here(groups: Groups, monkeypatch: MonkeyPatch) -> None:
+def test_a_batch_job_takes_no_more_cores_than_it_has_here(groups: Groups, monkeypatch: Patch) -> None:
     """Not all batch systems bind a job to its cores."""
     rows: list[tuple[dict[str, str], str, int, str]] = [
         ({}, "", 64, "one for each core"),
@@ -182,7 +180,7 @@ class FakeSlurm:
         if self.failures >= 0:
             raise ClusterFailed("scontrol did not answer within 30 s")
 
-    def install(self, monkeypatch: MonkeyPatch) -> None:
+    def install(self, monkeypatch: Patch) -> None:
         """Take the place of Slurm; waiting takes no time."""
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
         monkeypatch.setattr(slurm_alloc, "time", clock)
@@ -192,13 +190,15 @@ class FakeSlurm:
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 
 
-def test_a_job_is_requeued_once(address: str, monkeypatch: MonkeyPatch) -> None:
+def test_a_job_is_requeued_once(address: str, monkeypatch: Patch) -> None:
     rows: list[tuple[FakeSlurm, list[str]]] = [
         (FakeSlurm(ALIVE, ALIVE, LOST), ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]),
         (FakeSlurm(ALIVE), CHECKED),
         (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
         (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
         (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
+        # Another worker was faster, and the job waits.
+        (FakeSlurm(LOST, LOST.replace("RUNNING", "PENDING"), failures=1), [CHECKED[0], "requeue 7", *CHECKED[1:]]),
     ]
     for slurm, calls in rows:
         slurm.install(monkeypatch)
@@ -206,34 +206,7 @@ def test_a_job_is_requeued_once(address: str, monkeypatch: MonkeyPatch) -> None:
         assert slurm.calls == calls
 
 
-def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
-    both_looked = threading.Barrier(2, timeout=30)
-    slurmctld = threading.Lock()
-
-    class Shared(FakeSlurm):
-        def answer(self, _: object) -> str:
-            if (text := self.texts[0]) is LOST:
-                both_looked.wait()
-            return text
-
-        def requeue(self, job: str) -> None:
-            with slurmctld:
-                if self.texts[0] is not LOST:
-                    raise ClusterFailed("Job is pending execution")
-                self.texts[0] = LOST.replace("RUNNING", "PENDING")
-                super().requeue(job)
-
-    slurm = Shared(LOST)
-    slurm.install(monkeypatch)
-    with ThreadPoolExecutor(2) as workers:
-        for end in [workers.submit(requeue_orphan, address, JOB) for _ in range(2)]:
-            end.result(timeout=60)
-    assert [call for call in slurm.calls if not call.startswith("sleep")] == ["requeue 7"]
-
-
-def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_answer(
-    address: str, monkeypatch: MonkeyPatch
-) -> None:
+def test_slurm_is_asked_by_workers_of_submitted_runs_whose_scheduler_is_gone(address: str, monkeypatch: Patch) -> None:
     (slurm := FakeSlurm()).install(monkeypatch)  # which would fail
     for environment in ({}, {"SLURM_JOB_ID": "7"}, {ATTENDED: "1"}):
         requeue_orphan(address, environment)
