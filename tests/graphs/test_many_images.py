@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -105,6 +106,15 @@ def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts:
     images = json.loads(out)["images"]
     assert (code, [(one["done"], one["resumed"]) for one in images.values()]) == (exits.OK, [(6, 6), (6, 6), (6, 0)])
     assert "3 of 3 images finished" in command("status", config)[1]
+    index = Path(command("report", config)[1].strip())
+    links = re.findall(
+        r'<a href="([^"]+)"><img alt="" src="data:image/png;base64,[^"]+"><br>([^<]+)</a>', index.read_text()
+    )
+    assert [name for _, name in links] == ["a.npy", "b.c.npy", "d.npy"]
+    assert all((index.parent / link).is_file() for link, _ in links)
+    index.write_text("my own")
+    assert command("report", config)[0] == exits.USAGE
+    assert index.read_text() == "my own"
 
 
 @pytest.mark.cluster

@@ -364,3 +364,18 @@ def test_a_level_that_was_given_is_no_estimate_of_a_resumed_run(tmp_path: Path) 
         pass
     with pytest.raises(ResumeRefused, match=r"noise\.read_sigma was 10\.0, is absent"), claim(make_plan(left_out)):
         pass
+
+
+@pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
+def test_the_report_lists_the_noise_of_each_plane(tmp_path: Path, model: str) -> None:
+    rng = np.random.default_rng(0)
+    planes = np.stack([100 + level * rng.standard_normal((96, 96)) for level in (5.0, 20.0)]).astype("f4")
+    source = write_zarr(tmp_path / "in.zarr", planes, axes="zyx")
+    given = {"gain": 2.0, "offset": 100.0, "read_sigma": 5.0} if model != "gaussian" else {}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", *TV, noise={"model": model, **given}))
+    listed = dict(plan.figures.get("noise_by_plane", []))
+    if given:  # one for all planes
+        assert listed == {}
+    else:
+        assert [float(text.removeprefix("noise level ")) for text in listed.values()] == pytest.approx([5, 20], rel=0.1)
+        assert [*listed] == ["z=0", "z=1"]

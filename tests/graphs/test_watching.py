@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -31,6 +32,7 @@ from halotile.graphs.runs.status import Status
 from halotile.graphs.watching import page
 from halotile.graphs.watching.progress import Progress, progress_shown
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.block import Receipt
 from halotile.tasks.devices import device as module
 from halotile.tasks.devices.device import cpu_kind
@@ -101,6 +103,9 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     assert any(told["blocks"]["running"] for told in boards)
     assert boards[-1]["stages"]["compute"] > BLOCKS / 2 * 0.15
     assert 0.1 < boards[-1]["map"]["least"] < boards[-1]["map"]["most"] < 5
+    pictures = {told["examples"] for told in boards if "examples" in told}
+    assert all(base64.b64decode(png).startswith(b"\x89PNG") for png in pictures)
+    assert pictures
     job = boards[-1]["job"]
     assert (job["name"], job["shape"], job["workers"]) == ("clean.zarr", [256, 256], 2)
     assert 0 < job["planned_memory_bytes"] < job["allowed_memory_bytes"]
@@ -113,6 +118,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     for words in ("default-src 'none'", "connect-src 'self'"):
         assert words in headers["Content-Security-Policy"]
     assert after["over"]
+    assert "examples" not in after
     assert after["map"]["states"] == "".join(str(page.QUARANTINED if n == 12 else page.DONE) for n in range(BLOCKS))
     assert after["blocks"]["done"] == after["progress"]["done"] == outcome.done == BLOCKS - 1
     assert after["progress"]["retried"] == 4
@@ -564,7 +570,8 @@ def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path:
     noisy = clean + 10 * np.random.default_rng(1).standard_normal(clean.shape)
     source = write_zarr(tmp_path / "a <b>.zarr", noisy.astype("f4"))
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
-    outcome = run(make_plan(job), cluster=cluster)
+    plan = make_plan(job)
+    outcome = run(plan, cluster=cluster)
     kept = RunDirectory.beside(job.output.path).path / PAGE
     assert kept.stat().st_size < 2 * 2**20
     with chromium("--disable-gpu", f"--window-size={width},1000") as opened:
@@ -582,6 +589,10 @@ def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path:
         assert f"{name}\t{text}" in shown
     assert f"recon-cli view {job.output.path} --against '{source}'" in shown
     assert '"strength": 1.0' in shown
+    with Journal.open_any(kept.parent / "journal") as journal:
+        assert f"output\t{journal.image_digest(0).hex()}, o.zarr" in shown
+    assert plan.fingerprint in shown
+    assert "<td>tv, on CPUs in float32</td>" in plan._repr_html_()
     assert outcome._repr_html_().count("<img src=") == 3
     assert f"<td>residual</td><td>{dict(outcome.inspection.rows)['residual']}</td>" in outcome._repr_html_()
     assert "halotile" in shown
