@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,24 @@ def test_a_preview_that_cannot_be_is_refused(pictures: Path) -> None:
         assert result.startswith("error: ")
         assert said in result
         assert {path: path.stat().st_mtime_ns for path in pictures.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("terminal", "part"), [("kitty", r"\x1b_G[^;]*;([^\x1b]*)\x1b\\"), ("WezTerm", r"inline=1;size=\d+:(.*)\a")]
+)
+def test_a_terminal_that_can_draws_the_preview(
+    pictures: Path, monkeypatch: MonkeyPatch, terminal: str, part: str
+) -> None:
+    np.save(pictures / "grain.npy", np.random.default_rng(0).standard_normal((120, 120)))
+    monkeypatch.setenv("TERM", f"xterm-{terminal}")
+    monkeypatch.setenv("TERM_PROGRAM", terminal)
+    text = printed("preview", "grain.npy", "grain.png", "--inline")
+    assert base64.b64decode("".join(re.findall(part, text))) == (pictures / "grain.png").read_bytes()
+    monkeypatch.setenv("TERM_PROGRAM", "none")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.delenv("LC_TERMINAL", raising=False)
+    assert "Leave --inline out" in refused("preview", "grain.npy", "other.png", "--inline")
+    assert not (pictures / "other.png").exists()
 
 
 ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [

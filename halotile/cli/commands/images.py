@@ -9,7 +9,7 @@ import typer
 from halotile.cli import arguments as arg
 from halotile.cli import exits
 from halotile.cli.app import command
-from halotile.cli.screens.screen import complain, echo, print_json, print_rows
+from halotile.cli.screens.screen import complain, drawing_here, echo, print_json, print_rows
 from halotile.errors import ConfigError
 
 
@@ -143,12 +143,21 @@ def info(
 
 
 @command()
-def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
+def preview(
+    request: arg.PreviewRequest,
+    inline: Annotated[
+        bool, arg.flag("--inline", "Show it in this terminal as well: kitty, iTerm2, WezTerm or Ghostty.")
+    ] = False,
+    quiet: arg.Quiet = False,
+) -> None:
     """Draw an image as a small PNG, or a part of it pixel by pixel."""
     from halotile.cli.export import preview as write_preview
 
     _check_is_image(request.path, request.dataset)
+    show = drawing_here() if inline else None
     description = write_preview(request, quiet=quiet)
+    if show:
+        echo(show(request.file.read_bytes()))
     if not quiet:
         echo(description)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from halotile.errors import ConfigError
 from halotile.graphs.kinds.base import Row
 
 if TYPE_CHECKING:
@@ -55,6 +57,27 @@ def print_rows(title: str, rows: Iterable[Row]) -> None:
         line = Text.assemble("  ", (label.ljust(width), "cyan"), "  ", value)
         line.rstrip()
         console.print(line)
+
+
+def drawing_here() -> Callable[[bytes], str]:
+    """Return what makes of a PNG the text by which this terminal draws it."""
+    names = {os.environ.get(key, "").lower() for key in ("TERM", "TERM_PROGRAM", "LC_TERMINAL")}
+    if names & {"xterm-kitty", "xterm-ghostty", "ghostty"}:
+        return _for_kitty
+    if names & {"iterm.app", "iterm2", "wezterm"}:
+        return lambda png: f"\x1b]1337;File=inline=1;size={len(png)}:{base64.b64encode(png).decode()}\a"
+    raise ConfigError(
+        "--inline: kitty, Ghostty, iTerm2 and WezTerm draw images, and neither TERM nor TERM_PROGRAM names one of them. "
+        "Leave --inline out, and open the PNG."
+    )
+
+
+def _for_kitty(png: bytes) -> str:
+    text = base64.b64encode(png).decode()
+    parts = [text[start : start + 4096] for start in range(0, len(text), 4096)]  # the longest part that it takes
+    heads = ["a=T,f=100,", *[""] * (len(parts) - 1)]
+    more = [1] * (len(parts) - 1) + [0]
+    return "".join(f"\x1b_G{head}m={m};{part}\x1b\\" for head, m, part in zip(heads, more, parts, strict=True))
 
 
 def complain(message: str) -> None:
