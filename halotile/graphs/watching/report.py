@@ -121,9 +121,9 @@ def index_of(pages: Mapping[str, Path], folder: Path) -> str:
         places = json.JSONDecoder().raw_decode(found)[0]["places"] if found.startswith("{") else []
         images = dict(places[0]["images"]) if places else {}
         png = images.get("after") or next(iter(images.values()), "")
-        picture = f'<img alt="" src="data:image/png;base64,{png}">' if png else ""
+        image = f'<img alt="" src="data:image/png;base64,{png}">' if png else ""
         link = quote(os.path.relpath(page, folder))
-        shown.append(f'<a href="{escape(link)}">{picture}<br>{escape(name)}</a>')
+        shown.append(f'<a href="{escape(link)}">{image}<br>{escape(name)}</a>')
     style = (
         ":root { color-scheme: light dark } body { font-family: sans-serif; display: flex; flex-wrap: wrap; gap: 16px; margin: 24px } "
         "a { width: 260px; overflow-wrap: anywhere; color: inherit } img { width: 100%; border-radius: 4px }"

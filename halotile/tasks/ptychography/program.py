@@ -20,15 +20,8 @@ from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import StepRequests, count_received
 from halotile.tasks.groups.training.fit import shared_state
+from halotile.tasks.ptychography import model
 from halotile.tasks.ptychography.losses import LOSSES
-from halotile.tasks.ptychography.model import (
-    OWN_PARTS,
-    PatternGradients,
-    PatternModel,
-    Positions,
-    added_gradients,
-    zero_gradients,
-)
 from halotile.tasks.ptychography.patterns import PatternNumbers, Patterns, steps_of, turned
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.result import SHOWN, Record, built_module, illumination, load, words_of_kept
@@ -191,7 +184,7 @@ class Refinement:
         return self._added(state, found, parts, places)
 
     def _of_all_ranks(
-        self, state: ReconstructionState, mine: list[SlotGradients], places: Sequence[Positions]
+        self, state: ReconstructionState, mine: list[SlotGradients], places: Sequence[model.Positions]
     ) -> list[SlotGradients]:
         """The loss and the gradients of every slot, from those of the slots of each rank."""
         if self.group.world_size == 1:
@@ -212,7 +205,7 @@ class Refinement:
         return found
 
     def _found(
-        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[model.Positions]
     ) -> list[SlotGradients]:
         """The loss and the gradients of each slot of this rank.
 
@@ -234,19 +227,19 @@ class Refinement:
         return all(map(same_bits, self._found_together(drawn, parts, places), apart))
 
     def _found_together(
-        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[model.Positions]
     ) -> list[SlotGradients]:
         ends = list(itertools.accumulate(map(len, parts)))
         groups = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True) if len(part)]
-        found = iter(self._of_groups(state, np.concatenate(parts), Positions.joined(places), groups))
+        found = iter(self._of_groups(state, np.concatenate(parts), model.Positions.joined(places), groups))
         return [
             by_name(next(found)) if len(part) else self._found_alone(state, part, where)
             for part, where in zip(parts, places, strict=True)
         ]
 
     def _of_groups(
-        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions, groups: Sequence[slice]
-    ) -> list[PatternGradients]:
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: model.Positions, groups: Sequence[slice]
+    ) -> list[model.PatternGradients]:
         """Loss and gradients of groups of patterns."""
         parts, device = state.parameters, self.group.device
         return self.model.gradients(
@@ -261,16 +254,20 @@ class Refinement:
             self.patterns.held_out(numbers, device),
         )
 
-    def _found_alone(self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions) -> SlotGradients:
+    def _found_alone(
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: model.Positions
+    ) -> SlotGradients:
         """The loss and the gradients of a slot."""
         if len(numbers):
             return by_name(self._gradients(state, numbers, positions))
         shapes, zeros = self._shapes(state, positions), partial(torch.zeros, device=self.group.device)
         return {"loss": zeros(1, dtype=torch.float64)} | {name: zeros(each) for name, each in shapes.items()}
 
-    def _gradients(self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions) -> PatternGradients:
+    def _gradients(
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: model.Positions
+    ) -> model.PatternGradients:
         """Loss and gradients of a slot, some of its patterns at a time."""
-        total: PatternGradients | None = None
+        total: model.PatternGradients | None = None
         for start in range(0, len(numbers), self.recipe.at_once):
             some = slice(start, start + self.recipe.at_once)
             self.patterns.expect(numbers[some.stop : some.stop + self.recipe.at_once])
@@ -278,12 +275,12 @@ class Refinement:
             if len(numbers) <= self.recipe.at_once:
                 return found
             if total is None:
-                total = zero_gradients(found, positions.box(self.recipe.frame), len(numbers))
-            total = added_gradients(total, found, some)
+                total = model.zero_gradients(found, positions.box(self.recipe.frame), len(numbers))
+            total = model.added_gradients(total, found, some)
         assert total is not None
         return total
 
-    def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, state: ReconstructionState, positions: model.Positions) -> dict[str, tuple[int, ...]]:
         """Shapes of the gradients of a slot by part, in real numbers."""
         count, box = len(positions.pixel), positions.box(self.recipe.frame)
         shapes = {
@@ -304,7 +301,7 @@ class Refinement:
         state: ReconstructionState,
         slots: Sequence[SlotGradients],
         parts: Sequence[PatternNumbers],
-        places: Sequence[Positions],
+        places: Sequence[model.Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
         total = {name: torch.zeros_like(state.parameters[name]) for name in self.refined}
@@ -322,10 +319,10 @@ class Refinement:
         return loss, total
 
     def _add(
-        self, total: PartTensors, name: str, gradient: torch.Tensor, numbers: PatternNumbers, positions: Positions
+        self, total: PartTensors, name: str, gradient: torch.Tensor, numbers: PatternNumbers, positions: model.Positions
     ) -> None:
         """Add a gradient of a slot to that of all."""
-        if name in OWN_PARTS:
+        if name in model.OWN_PARTS:
             total[name][numbers] = gradient
         elif name == "object":
             as_real(total[name])[positions.box(self.recipe.frame)] += gradient
@@ -359,8 +356,8 @@ class Refinement:
         return self.group.slots(self.recipe.slots)
 
     @cached_property
-    def model(self) -> PatternModel:
-        return PatternModel.from_recipe(self.recipe, self.patterns.mask(self.group.device), self.group.device)
+    def model(self) -> model.PatternModel:
+        return model.PatternModel.from_recipe(self.recipe, self.patterns.mask(self.group.device), self.group.device)
 
     @cached_property
     def support(self) -> torch.Tensor | None:
