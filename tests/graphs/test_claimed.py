@@ -20,6 +20,7 @@ import zarr
 
 from halotile import errors
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise import image as job_image
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output, signals
 from halotile.graphs.runs.claim import claim
@@ -27,6 +28,7 @@ from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
+from halotile.storage.grid import Region
 from halotile.storage.sharded import ownership, shards
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import all_of, thorough
@@ -365,3 +367,14 @@ def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Sce
     with pytest.raises(errors.BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*No such device"):
         scene.run(cluster, retries=1)
     assert {event["block"] for event in scene.events("retry")} == set(range(BLOCKS)) - scene.journalled()
+
+
+def test_a_nan_becomes_no_integer(scene: Scene, cluster: RunningCluster, monkeypatch: Patch) -> None:
+    put_nan(scene, 19)
+    parts = {"output": {"dtype": "uint16"}}
+    with pytest.raises(errors.ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
+        scene.run(cluster, parts=parts)
+    monkeypatch.setattr(job_image, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
+    with pytest.raises(errors.BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
+        scene.run(cluster, parts=parts)
+    assert scene.journalled() == others(19)

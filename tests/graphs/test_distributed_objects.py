@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask.array as da
 import numpy as np
@@ -457,3 +458,13 @@ def test_none_crosses_between_distributed_objects_and_any_is_noticed(cluster: Ru
     for number, give in enumerate(gives, 1):  # else what is above would say nothing
         cluster.client.submit(give, pure=False).result()
         assert len(tensors()) == number
+
+
+def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: Patch) -> None:
+    started = Mock(side_effect=ConfigError("enough"))
+    monkeypatch.setattr("halotile.graphs.distributed.context.machine_bytes", lambda: 2**30)
+    monkeypatch.setattr("halotile.graphs.clusters.local.start", started)
+    with pytest.raises(ConfigError), DistributedContext(workers=2, cluster="local", stall_seconds=3600.0):
+        pass
+    (order,) = started.call_args.args
+    assert (order.workers, order.memory_bytes, order.scheduler_options["worker_ttl"]) == (2, 2**29, 3600)

@@ -558,3 +558,10 @@ def test_no_outlier_is_overlooked(monkeypatch: Patch, gain: float, variance: flo
     for strip in (130, 1 << 18):
         monkeypatch.setattr(defects, "STRIP_PIXELS", strip)
         assert np.array_equal(outliers(image, gain, variance, valid), expected)
+
+
+def test_a_median_beside_a_hole_is_a_value_of_the_image(tmp_path: Path) -> None:
+    labels = np.random.default_rng(1).choice(np.array([10, 200], "uint16"), (40, 50))
+    labels[::3, ::4] = 0
+    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", labels), "median", 64, input={"nodata": 0.0})
+    assert set(np.unique(result)) == {0, 10, 200}

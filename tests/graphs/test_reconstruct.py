@@ -108,7 +108,10 @@ def undisturbed(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.thorough
-def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed: Scene) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_driver_that_is_killed_or_stopped_loses_no_iteration_and_no_bit(
+    scene: Scene, undisturbed: Scene, sent: signal.Signals
+) -> None:
     scene.set_pace(0.2)
     driver = scene.start()
     try:
@@ -123,9 +126,13 @@ def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed
         assert (figures["iteration"], figures["iterations"]) == (2, ITERATIONS)
         refused = call("run", scene.config, "--allow-import")
         assert (refused.exit_code, "in use" in refused.stderr) == (2, True)
-        driver.kill()
-        driver.wait()
-        assert call("status", scene.output).stdout.startswith("interrupted\n")
+        driver.send_signal(sent)
+        said, _ = driver.communicate(timeout=120)
+        is_drained = re.search(r"stopped on SIGTERM in iteration \d of 6 with \d+ of 16 blocks done", said)
+        assert (driver.returncode, bool(is_drained)) == ((75, True) if sent is signal.SIGTERM else (-sent, False))
+        assert "Traceback" not in said
+        state = "stopped" if sent is signal.SIGTERM else "interrupted"
+        assert call("status", scene.output).stdout.startswith(f"{state}\n")
         planned = call("plan", scene.config, "--allow-import")
         assert "resumes the existing run" in planned.stdout, planned.stderr
         scene.set_pace(0)

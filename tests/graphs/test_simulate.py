@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import halotile
 from halotile import errors
 from halotile.cli.config.loading import saved_job
-from halotile.cli.status import find_run, output_of
+from halotile.cli.status import blocks_given_up, find_run, output_of
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage, simulation_of
@@ -30,10 +30,13 @@ from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs import claim as claiming
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.block import BadBlock
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
@@ -417,3 +420,16 @@ def test_the_directory_of_an_output_that_was_moved_away_stays(folder: Path) -> N
         claimed(simulation(folder, A, B))
     shutil.move(folder / "away.zarr", folder / B)
     assert claimed(simulation(folder, B)) == 4
+
+
+def test_blocks_given_up_are_told_by_their_outputs(folder: Path) -> None:
+    plan = make_plan(simulation(folder, A, B))
+    with claim(plan):
+        status = Status(RunDirectory(folder / f"{A}.run"), plan, None)
+        for output, number in ((plan.outputs[1], 2), (plan.outputs[0], 2), (plan.outputs[0], 1)):
+            whole = Region((0, 0), (128, 128))
+            status.give_up(BadBlock(number, (0, number), whole, "broken", "trace", "task"), output)
+    bad = blocks_given_up(RunDirectory(folder / f"{A}.run"))
+    named = [(1, A), (2, A), (2, B)]
+    assert [block.name for block in bad] == [f"block {number} of {name}" for number, name in named]
+    assert [block.to_json().get("output") for block in bad] == [str(folder / name) for _, name in named]

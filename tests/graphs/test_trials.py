@@ -25,6 +25,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.tasks.denoisers.function import GivenFunction
@@ -491,3 +492,10 @@ def test_a_prior_takes_no_other_weights(own_folder: Path) -> None:
     train_on(own_folder / "w.safetensors")
     with pytest.raises(WeightsError, match="was changed while the job ran"):
         fourth.runner()
+
+
+def test_a_refusal_for_want_of_memory_is_no_verdict() -> None:
+    refusal = ConfigError("it looks at the whole image")
+    assert denoiser_trials._is_verdict(refusal)
+    refusal.__context__ = MemoryError()
+    assert not denoiser_trials._is_verdict(refusal)

@@ -41,7 +41,7 @@ CANDIDATES = 16  # places; the one with most structure is taken
 SMALLEST, NARROWEST = 16, 4
 LARGEST = 1024  # edge of the largest crop that is asked for
 # Estimates of an error, at most, and difference that they have to tell, relative to the smallest error: about 0.2 dB.
-PROBES, TOLD = 8, 0.05
+PROBES, TOLD = 4, 0.05
 
 
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
