@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import mimetypes
-import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -326,7 +325,7 @@ def report_index(job: Job) -> Path:
     from halotile.graphs.watching.report import INDEX, index_of
 
     runs = {path: RunDirectory.beside(full_path(one.place)).path for path, one in jobs_of(job).items()}
-    pages = {os.path.basename(path): run / PAGE for path, run in runs.items() if (run / PAGE).is_file()}
+    pages = {PurePath(path).name: run / PAGE for path, run in runs.items() if (run / PAGE).is_file()}
     if not pages:
         raise ConfigError(
             "no image of this job has a report: it is written when a run ends, unless its dashboard was off."

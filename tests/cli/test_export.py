@@ -17,6 +17,7 @@ from PIL import Image
 
 import halotile
 from halotile.cli.config.loading import load_job
+from halotile.cli.screens import screen
 from halotile.cli.screens.scan_views import draw_result
 from halotile.errors import ConfigError, HalotileError, OutputRefused
 from halotile.graphs.plans.plan import make_plan
@@ -250,6 +251,7 @@ def test_a_terminal_that_can_draws_the_preview(
     pictures: Path, monkeypatch: MonkeyPatch, terminal: str, part: str
 ) -> None:
     np.save(pictures / "grain.npy", np.random.default_rng(0).standard_normal((120, 120)))
+    monkeypatch.setattr(screen, "is_terminal", lambda: True)
     monkeypatch.setenv("TERM", f"xterm-{terminal}")
     monkeypatch.setenv("TERM_PROGRAM", terminal)
     text = printed("preview", "grain.npy", "grain.png", "--inline")
@@ -258,6 +260,9 @@ def test_a_terminal_that_can_draws_the_preview(
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.delenv("LC_TERMINAL", raising=False)
     assert "Leave --inline out" in refused("preview", "grain.npy", "other.png", "--inline")
+    monkeypatch.undo()
+    monkeypatch.chdir(pictures)
+    assert "not into a file" in refused("preview", "grain.npy", "other.png", "--inline")
     assert not (pictures / "other.png").exists()
 
 

@@ -59,8 +59,17 @@ def print_rows(title: str, rows: Iterable[Row]) -> None:
         console.print(line)
 
 
+def is_terminal() -> bool:
+    """Return True where results go to a terminal itself, not into a file, tmux or screen."""
+    return sys.stdout.isatty() and not os.environ.keys() & {"TMUX", "STY"}
+
+
 def drawing_here() -> Callable[[bytes], str]:
     """Return what makes of a PNG the text by which this terminal draws it."""
+    if not is_terminal():
+        raise ConfigError(
+            "--inline draws in a terminal, not into a file, tmux or screen. Leave it out, and open the PNG."
+        )
     names = {os.environ.get(key, "").lower() for key in ("TERM", "TERM_PROGRAM", "LC_TERMINAL")}
     if names & {"xterm-kitty", "xterm-ghostty", "ghostty"}:
         return _for_kitty

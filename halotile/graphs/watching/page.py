@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.progress import RATES, Progress
-from halotile.graphs.watching.report import before_and_after
+from halotile.graphs.watching.report import before_and_after, can_be_drawn
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
@@ -491,10 +492,11 @@ class Watch:
         }
         with suppress(OSError):  # some kinds have none
             shown["examples"] = base64.b64encode((plan.run_directory / EXAMPLES).read_bytes()).decode()
-        is_shown = self.records is plan.outputs[0] and plan.sources and plan.sources[0].shape == plan.grid.shape
+        is_shown = self.records is plan.outputs[0] and can_be_drawn(plan)
         if self._last is not None and is_shown:
-            with suppress(Exception):  # an input out of reach
-                shown["examples"] = self._drawn(plan, self.grid.block_at(self._last).core)
+            self._draw(plan, self.grid.block_at(self._last).core)
+            if self._picture:
+                shown["examples"] = self._picture
         if self.board is not None:
             extent = [self.grid.shape[axis] for axis in self.board.axes]
             in_flight = list(self.in_flight())
@@ -506,13 +508,21 @@ class Watch:
             }
         return shown
 
-    def _drawn(self, plan: Plan, block: Region) -> str:
-        """Return a block before and after; the same picture for some seconds, and longer where it takes long."""
-        if (begun := time.monotonic()) >= self._draw_at:
-            self._draw_at = math.inf  # unless it succeeds
-            self._picture = before_and_after(plan, block)
+    def _draw(self, plan: Plan, block: Region) -> None:
+        """Draw a block before and after, some seconds after the last one and longer where it took long; a slow disk holds up no block."""
+        if time.monotonic() < self._draw_at:
+            return
+        self._draw_at = math.inf  # until it is drawn
+
+        def draw() -> None:
+            begun = time.monotonic()
+            try:
+                self._picture = before_and_after(plan, block)
+            except Exception:  # out of reach, perhaps for a while
+                self._picture = ""
             self._draw_at = time.monotonic() + max(PICTURE_SECONDS, PICTURE_PAUSE * (time.monotonic() - begun))
-        return self._picture
+
+        threading.Thread(target=draw, name="halotile-picture", daemon=True).start()
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -523,7 +533,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "block": list(plan.grid.block),
         "counted": plan.counted,
         "uncounted": [each.phase for each in plan.work.passes if not each.times],
-        "drawing": plan.kind.steps.drawing if plan.kind.steps else "Latest block, before and after",
+        "drawing": (plan.kind.steps and plan.kind.steps.drawing) or "Latest block, before and after",
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
         "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),

@@ -2,10 +2,12 @@
 
 import base64
 import json
+import math
 import os
 import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress, pixel_rows
-from halotile.graphs.words import html_table
+from halotile.graphs.words import counted, html_table
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import ServedImage
@@ -27,6 +29,8 @@ from halotile.storage.sharded.layout import Layout
 
 REDUCED, MOST_REDUCED = 400, 4  # edge of a reduced image in pixels, and number of these
 LATEST = 256  # edge of a picture of the latest block in pixels
+MOST_DECODED = 64 * 2**20  # bytes of a chunk that is decoded for it at most
+MOST_SHOWN = 300  # reports with a picture in an index
 RESIDUAL_LEVELS = 3.0  # residual in noise levels that is drawn as black or white
 
 
@@ -78,20 +82,32 @@ def _reduced(plan: Plan) -> Iterator[list[str]]:
             yield [output.layout.attributes.get("long_name") or output.path.name, _encoded(drawn)]
 
 
+def can_be_drawn(plan: Plan) -> bool:
+    """Return True where a region of the input is that of the output, and little is decoded for it in the driver."""
+    source, layout = next(iter(plan.sources), None), plan.outputs[0].layout
+    if source is None or not isinstance(layout, Layout) or source.shape != layout.shape:
+        return False
+    decoded = 0 if source.mapped else math.prod(source.chunks) * source.dtype.itemsize
+    return max(decoded, math.prod(layout.chunk) * np.dtype(layout.dtype).itemsize) <= MOST_DECODED
+
+
 def before_and_after(plan: Plan, block: Region) -> str:
     """Return the middle of a block of the first output, before and after, as a PNG in base64."""
     layout = plan.layout
     names = layout.axes or ()
     rows, columns = (names.index("y"), names.index("x")) if {"y", "x"} <= {*names} else (-2, -1)
-    spans = [(start, start + 1) for start in block.start]
+    middle = [(start + stop) // 2 for start, stop in zip(block.start, block.stop, strict=True)]
+    spans = [(place, place + 1) for place in middle]
     for axis in (rows, columns):
         start, stop = block.start[axis], block.stop[axis]
-        first = max(start, (start + stop - LATEST) // 2)
+        first = max(start, middle[axis] - LATEST // 2)
         spans[axis] = first, min(stop, first + LATEST)
     region = Region(*zip(*spans, strict=True))
     sources = plan.sources[0], open_array(str(plan.output))
-    images = [np.moveaxis(source.read(region), (rows, columns), (-2, -1)) for source in sources]
-    planes = [image.reshape(1, *image.shape[-2:]).astype(np.float64) for image in images]
+    planes = []
+    for source in sources:
+        image = np.moveaxis(source.read(region), (rows, columns), (-2, -1)).astype(np.float64)
+        planes.append(np.where(image == getattr(source, "nodata", None), np.nan, image).reshape(1, *image.shape[-2:]))
     limits = contrast(planes)
     return _encoded(side_by_side([grey(plane, *limits) for plane in planes]))
 
@@ -115,20 +131,24 @@ INDEX = "<!doctype html><!-- reports of halotile -->"  # beginning of an index
 
 def index_of(pages: Mapping[str, Path], folder: Path) -> str:
     """Return a page for ``folder`` that links the reports of several runs, each under a picture of its result; ``pages``: by names."""
-    shown = []
+    shown: list[str] = []
     for name, page in pages.items():
-        _, _, found = page.read_text("utf-8").partition("const found = ")
-        places = json.JSONDecoder().raw_decode(found)[0]["places"] if found.startswith("{") else []
-        images = dict(places[0]["images"]) if places else {}
-        png = images.get("after") or next(iter(images.values()), "")
-        image = f'<img alt="" src="data:image/png;base64,{png}">' if png else ""
+        image = ""
+        if len(shown) < MOST_SHOWN:
+            with suppress(
+                ValueError, KeyError, IndexError, TypeError
+            ):  # a page without a report, or of another version
+                _, _, found = page.read_text("utf-8").partition("\nconst found = ")
+                images = dict(json.JSONDecoder().raw_decode(found)[0]["places"][0]["images"])
+                png = escape(str(images.get("after") or next(iter(images.values()))))
+                image = f'<img alt="" src="data:image/png;base64,{png}">'
         link = quote(os.path.relpath(page, folder))
         shown.append(f'<a href="{escape(link)}">{image}<br>{escape(name)}</a>')
     style = (
         ":root { color-scheme: light dark } body { font-family: sans-serif; display: flex; flex-wrap: wrap; gap: 16px; margin: 24px } "
         "a { width: 260px; overflow-wrap: anywhere; color: inherit } img { width: 100%; border-radius: 4px }"
     )
-    head = f'<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{len(pages)} reports</title>'
+    head = f'<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{counted(len(pages), "report")}</title>'
     return f"{INDEX}{head}<style>{style}</style>{''.join(shown)}</html>\n"
 
 

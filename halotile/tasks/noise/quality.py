@@ -26,7 +26,8 @@ class Risk(NamedTuple):
     """Estimate of a mean squared error, relative to that of the noisy image."""
 
     error: float
-    spread: float  # standard deviation that it has by the choice of the probe
+    spread: float  # standard deviation that it has by the choice of the probe, about
+    results: int = 2  # results of the denoiser that it took
 
 
 NO_RISK = Risk(math.nan, math.nan)
@@ -60,6 +61,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     errors, signs = np.square(denoised - noisy) - own, np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
     if np.nanmean(own) < FEW * np.nanmean(np.square(gain)):
         changes, read = np.full(noisy.shape, np.nan), np.nan_to_num(read)  # no NaN may reach the denoiser
+        results, alike = 2 * len(PLACES) * (2 if read.any() else 1), 1.0
         for probed in _lattices(noisy.shape, seed):
             # Half of them lose it, then the other half: what a pixel sees of the others has the same mean both times.
             halves = probed & (signs > 0), probed & (signs < 0)
@@ -73,9 +75,10 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
         step = STEP * noise_sigma(noisy, noise)
         step = np.nan_to_num(step, nan=float(np.nanmean(step)))
         changes = own * signs * (denoise(noisy + step * signs) - denoised) / step
+        results, alike = 2, 2.0  # two pixels that see each other have the same product of signs
     level, count = np.nanmean(own), np.isfinite(changes).sum()
-    spread = 2 * np.nanstd(changes) / math.sqrt(max(1, count)) / level
-    return Risk(float((np.nanmean(errors) + 2 * np.nanmean(changes)) / level), float(spread))
+    spread = 2 * np.nanstd(changes) * math.sqrt(alike / max(1, count)) / level
+    return Risk(float((np.nanmean(errors) + 2 * np.nanmean(changes)) / level), float(spread), results)
 
 
 def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray[np.bool_]]:
@@ -121,9 +124,7 @@ def _lattices(shape: tuple[int, ...], seed: int) -> Iterator[Array]:
     for row, column in PLACES:
         probed = np.zeros(shape, bool)
         for number, channel in enumerate(probed):
-            channel[(row + 3 * (number + seed)) % PITCH :: PITCH, (column + 5 * (number + seed)) % PITCH :: PITCH] = (
-                True
-            )
+            channel[(row + 3 * number) % PITCH :: PITCH, (column + 5 * number + seed) % PITCH :: PITCH] = True
         yield probed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +40,9 @@ CANDIDATES = 16  # places; the one with most structure is taken
 # Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by.
 SMALLEST, NARROWEST = 16, 4
 LARGEST = 1024  # edge of the largest crop that is asked for
-# Estimates of an error, at most, and difference that they have to tell, relative to the smallest error: about 0.2 dB.
-PROBES, TOLD = 4, 0.05
+# Estimates of an error at most; and the difference that they have to tell, relative to the smallest error: about 0.2 dB.
+PROBES, TOLD = 8, 0.05
+RESULTS, CLOSEST = 64, 6  # results of a denoiser for these, at most, and settings that are estimated again
 
 
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
@@ -138,13 +139,15 @@ def compare(
     names, spans = channel_names(source), place.get("c", (0, 1))
     by_channel = any(len(task.parts) > 1 for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
-        return replace(_compared(tasks, source, place, _level_in(spans[0], tasks, jobs, source), failed), preferred=own)
+        return replace(
+            _compared(tasks, source, place, _level_in(spans[0], tasks, jobs, source), failed, report), preferred=own
+        )
     found: dict[str, Comparison] = {}
     without: Failed = {}
     for number, name in enumerate(names):
         with _noted(without, (name,)):
             level = _level_in(number, tasks, jobs, source)
-            found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed))
+            found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed), report)
     if not found:
         raise _none_left(without)
     tied = [{tried.setting for tried in one.tied} for one in found.values() if one.suggested]
@@ -214,7 +217,7 @@ def _written(best: Mapping[str, Setting | None], jobs: Mapping[Setting, Any], so
 
 
 def _compared(
-    tasks: Mapping[Setting, AnyDenoiseTask], source: Source, place: Spans, level: float, failed: Failed
+    tasks: Mapping[Setting, AnyDenoiseTask], source: Source, place: Spans, level: float, failed: Failed, report: Report
 ) -> Comparison:
     """Compare settings at one place."""
     crops = {setting: DenoisedPlace(task, place) for setting, task in tasks.items()}
@@ -243,7 +246,7 @@ def _compared(
     if not tried:
         raise _none_left(failed)
     tried = _probed_again(
-        tried, lambda setting, seed: unbiased_risk(repaired, judged or noise, crops[setting].denoise, seed)
+        tried, lambda setting, seed: unbiased_risk(repaired, judged or noise, crops[setting].denoise, seed), report
     )
     reasons = {setting: str(error) for setting, error in failed.items()}
     mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
@@ -299,21 +302,31 @@ def _evaluated(
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
     statistics, repairs = Residual.from_images(residual), crop.task.defects is not None
-    return TriedSetting(setting, denoised, residual, statistics, *risk, detail, repairs)
+    return TriedSetting(setting, denoised, residual, statistics, risk, detail, repairs)
 
 
-def _probed_again(tried: list[TriedSetting], estimate: Callable[[Setting, int], Risk]) -> list[TriedSetting]:
+def _probed_again(
+    tried: list[TriedSetting], estimate: Callable[[Setting, int], Risk], report: Report
+) -> list[TriedSetting]:
     """Estimate errors again with other probes, for the settings that may be the best as far as the estimates can tell, until they can."""
-    risks = {each.setting: [Risk(each.error, each.spread)] for each in tried}
-    means = {setting: found[0] for setting, found in risks.items()}
+    means = {each.setting: each.risk for each in tried}
+    risks = {setting: [risk] for setting, risk in means.items()}
     for seed in range(1, PROBES):
         best = min(means.values())
         margins = {setting: 2 * math.hypot(each.spread, best.spread) for setting, each in means.items()}
-        open_ones = [s for s, each in means.items() if TOLD * best.error < margins[s] > each.error - best.error]
-        if len(open_ones) < 2:
+        close = [s for s, each in means.items() if TOLD * best.error < margins[s] > each.error - best.error]
+        close = sorted(close, key=means.__getitem__)[:CLOSEST]
+        # Equal estimates are those of equal results.
+        if len({means[setting] for setting in close}) < 2 or (seed + 1) * best.results > RESULTS:
             break
-        for setting in open_ones:
-            risks[setting].append(estimate(setting, seed))
+        if seed == 1:
+            report(f"the errors of {counted(len(close), 'setting')} are close: they are estimated again")
+        with suppress(Exception):  # of a network or function of the user's own: what is known counts
+            for setting in close:
+                risks[setting].append(estimate(setting, seed))
+        for setting in close:
             found = np.array(risks[setting])
-            means[setting] = Risk(float(found[:, 0].mean()), float(found[:, 1].mean()) / math.sqrt(len(found)))
-    return [replace(each, error=means[each.setting].error, spread=means[each.setting].spread) for each in tried]
+            means[setting] = best._replace(
+                error=float(found[:, 0].mean()), spread=float(found[:, 1].mean()) / math.sqrt(len(found))
+            )
+    return [replace(each, risk=means[each.setting]) for each in tried]

@@ -21,7 +21,7 @@ from halotile.graphs.words import counted, flow, html_table
 from halotile.storage.images.png import Cell, blends, draw_sheet, grey
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation
 from halotile.tasks.noise.photon_noise import PhotonNoise
-from halotile.tasks.noise.quality import FaintDetail
+from halotile.tasks.noise.quality import FaintDetail, Risk
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual
 
@@ -46,10 +46,14 @@ class TriedSetting:
     residual: Values
     statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
     # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
-    error: float
-    spread: float  # standard deviation that the estimate has by its random probes
+    risk: Risk
     detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
     repairs: bool = False  # true if its job replaces defects
+
+    @property
+    def error(self) -> float:
+        """Estimate of the squared error, relative to that of the noisy crop."""
+        return self.risk.error
 
     @property
     def detail_kept(self) -> float:

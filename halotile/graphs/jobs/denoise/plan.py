@@ -52,14 +52,7 @@ from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_denoiser
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import MODEL, io_threads_for, no_more_than
-from halotile.graphs.plans.notes import (
-    levels_text,
-    note_of_files,
-    notes_of,
-    notes_of_levels,
-    notes_of_place,
-    place_text,
-)
+from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
 from halotile.graphs.plans.plan import place_job
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import compare_tiles, compared_on_image, expect_trial, try_denoiser
@@ -115,6 +108,10 @@ def _open(job: Denoising, state: OutputState) -> tuple[JobImage, Placement[Denoi
     return replace(image, striped=choose_stripes(image)), placement[0], channels
 
 
+PHOTON_NAMES = ("gain", "offset", "read noise")
+MOST_PLANES = 200  # lines of a list of planes
+
+
 @dataclass(frozen=True)
 class _Part:
     """Channels with the same denoiser, and what it has to know of their noise."""
@@ -138,17 +135,20 @@ class _Part:
         return "" if self.levels is None else levels_text(self.levels, roles, self.values)
 
     def noise_by_plane(self, roles: Roles) -> list[tuple[str, str]]:
-        """The noise of each plane, for the report; empty where it is one for all."""
-        if self.photons:
-            parts = dict(zip(("gain", "offset", "read noise"), np.broadcast_arrays(*self.photons.noise), strict=True))
-        else:
-            low, high = self.values or (0, 1)
-            parts = {"noise level": np.zeros(()) if self.levels is None else self.levels * (high - low)}
-        shape = next(iter(parts.values())).shape
-        texts = {
-            place: ", ".join(f"{name} {part[place]:.4g}" for name, part in parts.items()) for place in np.ndindex(shape)
-        }
-        return [(place_text(roles, place), text) for place, text in texts.items()] if math.prod(shape) > 1 else []
+        """The noise of each plane, for the report: one line for planes of one noise, such as those of a detector; empty where all have it."""
+        low, high = self.values or (0, 1)
+        levels = np.zeros(()) if self.levels is None else self.levels * (high - low)
+        parts, names = ((levels,), ("noise level",)) if self.photons is None else (self.photons.noise, PHOTON_NAMES)
+        values = np.stack(np.broadcast_arrays(*parts))
+        varied = [axis for axis in range(values.ndim - 1) if np.ptp(values, axis + 1).any()]
+        places = itertools.product(*(range(n) if axis in varied else (0,) for axis, n in enumerate(values.shape[1:])))
+        rows = []
+        for place in itertools.islice(places, MOST_PLANES if varied else 0):
+            where = ", ".join(f"{roles.axes[roles.looped[axis]]}={place[axis]}" for axis in varied)
+            numbers = (float(part[place]) for part in values)
+            rows.append((where, ", ".join(f"{name} {n:.4g}" for name, n in zip(names, numbers, strict=True))))
+        more = math.prod(values.shape[axis + 1] for axis in varied) - MOST_PLANES
+        return [*rows, *[("", f"and {more:,} more planes")] * (more > 0)]
 
 
 def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
