@@ -18,7 +18,7 @@ Denoise = Callable[[Values], Values]  # denoises an image of shape (channels, ro
 
 STEP = 0.1  # standard deviation of the probe, relative to that of the noise
 FEW = 100  # photons in a pixel, on the average, from which the count may be taken for continuous
-PITCH = 8  # distance of the pixels that lose or gain a photon at once: beyond it, few denoisers mix them
+PITCH = 8  # distance of the pixels that lose a photon at once: beyond it, few denoisers mix them
 PLACES = ((1, 1), (3, 2), (0, 6), (2, 5), (4, 4), (5, 0), (6, 7), (7, 3))  # their positions, in turn
 
 
