@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -316,6 +317,23 @@ def connected() -> tuple[SharedMemory, SharedMemory]:
     return both
 
 
+def files_of(memory: SharedMemory) -> set[tuple[int, int]]:
+    """Device and inode of everything that it has open."""
+    numbers = [memory.own.number, *(file.number for file in memory.theirs.values())]
+    numbers += [*memory.incoming.values(), *memory.outgoing.values()]
+    return {(found.st_dev, found.st_ino) for found in map(os.fstat, numbers)}
+
+
+def open_files() -> set[tuple[int, int]]:
+    """Device and inode of everything that this process has open; other threads open and close files meanwhile."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(number))
+            found.add((status.st_dev, status.st_ino))
+    return found
+
+
 def given(memory: SharedMemory, *parts: torch.Tensor) -> list[torch.Tensor]:
     """Places of the lengths of parts, after an exchange of these."""
     places = [torch.empty_like(part) for part in parts]
@@ -324,9 +342,10 @@ def given(memory: SharedMemory, *parts: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_ranks_that_missed_each_other_do_not_exchange_any_more_and_a_part_of_another_length_is_refused() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    files: set[tuple[int, int]] = set()
     for length in (3, 4):
         first, second = connected()
+        files |= files_of(first) | files_of(second)
         with pytest.raises(PeerLost, match=r"timed out: rank 1 did not answer within 0\.2 s"):
             given(first, *[torch.ones(3)] * 2)
         if length == 4:
@@ -339,11 +358,13 @@ def test_ranks_that_missed_each_other_do_not_exchange_any_more_and_a_part_of_ano
         first.close()
         second.close()
     first, second = connected()
+    files |= files_of(first) | files_of(second)
     second.close()
     with pytest.raises(PeerLost, match="rank 1 has ended"):
         given(first, *[torch.ones(1)] * 2)
     first.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(files) == 3 * 4  # of each pair: two files in memory, two pipes
+    assert not files & open_files()
 
 
 def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
