@@ -140,12 +140,7 @@ class DenoiseTask:
     def plane_filter(self) -> PlaneFilter | None:
         """The denoiser as a filter of planes, which needs no torch; None where blocks are cut into tiles."""
         is_plain = (self.device, self.precision, self.tiling.work_dtype) == ("cpu", "float32", "float32")
-        if (
-            not is_plain
-            or self.tiling.range
-            or len(self.roles.spatial) != 2
-            or not isinstance(self.denoiser, Pixelwise)
-        ):
+        if not is_plain or len(self.roles.spatial) != 2 or not isinstance(self.denoiser, Pixelwise):
             return None
         return self.denoiser.plane_filter()
 
@@ -257,8 +252,8 @@ class DenoiseStages:
                 task.denoiser.title,
             )
 
-        filter_plane = None if device else task.plane_filter()
-        self.tiles = PlaneRunner(filter_plane, make_tiles, task.batch) if filter_plane else make_tiles()
+        filter_plane, dtype = None if device else task.plane_filter(), task.writer.layout.dtype
+        self.tiles = PlaneRunner(filter_plane, make_tiles, task.tiling, dtype) if filter_plane else make_tiles()
         self.tiles.device.reset_peak()
 
     def check(self) -> None:

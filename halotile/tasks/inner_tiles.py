@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
+from halotile.storage.sharded.output import to_dtype
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoisers.base import CoreModel, Margin, Model, PlaneFilter
 from halotile.tasks.devices.device import Device, all_finite
@@ -340,18 +341,24 @@ class TileRunner:
             )
 
 
-class PlaneRunner:
-    """Filter whole planes of blocks, without tiles and without torch: the bits of a :class:`TileRunner`, which takes what this cannot.
+STRIP = 256  # rows of a plane that are filtered at once: they stay in the cache
 
-    ``filter_plane``: filter of the denoiser; ``make_tiles``: makes the other runner; ``batch``: its batch.
+
+class PlaneRunner:
+    """Filter planes of blocks in strips, without tiles and without torch: the bits of a :class:`TileRunner`, which takes what this cannot.
+
+    ``filter_plane``: filter of the denoiser; ``make_tiles``: makes the other runner; ``tiling``: depth, range and batch; ``dtype``: type of the output.
     """
 
     cpu_model: Model | None = None
 
-    def __init__(self, filter_plane: PlaneFilter, make_tiles: Callable[[], TileRunner], batch: int) -> None:
+    def __init__(
+        self, filter_plane: PlaneFilter, make_tiles: Callable[[], TileRunner], tiling: Tiling, dtype: str
+    ) -> None:
         self._filter = filter_plane
         self._make_tiles = make_tiles
-        self._batch = batch
+        self._tiling = tiling
+        self._dtype = dtype
         self.device = Device()
 
     @cached_property
@@ -369,20 +376,40 @@ class PlaneRunner:
         began = time.perf_counter()
         pixels = staged.pixels
         if not staged.sides:
-            output = np.empty(pixels.shape, np.float32)
-            planes = (
-                self._filter(np.ascontiguousarray(pixels[at], np.float32), output[at])
-                for at in np.ndindex(pixels.shape[:-2])
-            )
-            if all(planes) and all_finite(output):
-                inner: tuple[Any, ...] = (..., *core.relative_to(available).slices)
-                return FilteredCore(output[inner], time.perf_counter() - began)
+            output = np.empty((*pixels.shape[:-2], *core.shape), self._dtype)
+            rows = cut_evenly(core.start[0], core.stop[0], STRIP, 1)
+            places = itertools.product(np.ndindex(pixels.shape[:-2]), rows)
+            if all(self._filter_strip(pixels[at], output[at], available, core, strip) for at, strip in places):
+                return FilteredCore(output, time.perf_counter() - began)
             del output
         return self._tiles.launch(self._tiles.stage(pixels, staged.sides), available, core, channels_out)
 
+    def _filter_strip(
+        self, plane: NDArray[Any], output: NDArray[Any], available: Region, core: Region, rows: tuple[int, int]
+    ) -> bool:
+        """Filter rows of a plane of ``available`` into one of ``core``; False where the tiles have to."""
+        strip = respanned(core, {0: rows})
+        reach = strip.grow(self._tiling.depth).clip(available)
+        source, low, width = plane[reach.relative_to(available).slices], np.float32(0), np.float32(1)
+        if self._tiling.range is None:
+            source = np.ascontiguousarray(source, np.float32)
+        else:
+            low, width = np.float32(self._tiling.range[0]), np.float32(self._tiling.range[1] - self._tiling.range[0])
+            source = np.subtract(source, low, dtype=np.float32)
+            source /= width
+        filtered = np.empty_like(source)
+        if not (self._filter(source, filtered) and all_finite(filtered)):
+            return False
+        result = filtered[strip.relative_to(reach).slices]
+        if self._tiling.range is not None:
+            result *= width
+            result += low
+        output[strip.relative_to(core).slices] = to_dtype(result, self._dtype)
+        return True
+
     def finish(self, receipt: Receipt) -> None:
         """Add the batch."""
-        receipt.batch = self._batch
+        receipt.batch = self._tiling.batch
 
 
 @dataclass(frozen=True, slots=True)

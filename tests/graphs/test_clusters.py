@@ -266,9 +266,10 @@ def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: Patch)
         pass
 
 
-def test_planes_are_filtered_without_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+def test_planes_are_filtered_without_torch(tmp_path: Path, dtype: str) -> None:
     """It takes two seconds and 500 MB, in the driver and in each worker."""
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((32, 32)))
+    source = write_zarr(tmp_path / "in.zarr", (1000 * noisy_image((32, 32))).clip(0).astype(dtype))
     for module, mark in (("torch", "imported"), ("sitecustomize", "begun")):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / mark)!r}, 'w').close()")
     (tmp_path / "job.yaml").write_text(

@@ -18,6 +18,7 @@ from halotile.errors import BlockFailed, InputError
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.rim import Rim, read_window
 from halotile.storage.sharded.output import to_dtype
+from halotile.tasks import inner_tiles
 from halotile.tasks.block import Prefetch
 from halotile.tasks.denoise_block import check_image, check_side
 from halotile.tasks.denoisers.base import Pixelwise
@@ -121,24 +122,30 @@ def test_a_wrong_shape_and_nan_on_finite_pixels_are_errors_and_nan_in_the_input_
     assert np.isnan(run(pixels, lambda b: b * 1, tiling())[0, 50, 50])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "uint16", "int8", ">f4"])
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("float32", None), ("uint16", (0.0, 65535.0)), ("uint16", None), ("int8", (-128, 127)), (">f4", (0.1, 99.7))],
+)
 @pytest.mark.parametrize(
     "denoiser",
     [Gaussian(sigma=1.5), Gaussian(sigma=0.3), *(Median(size=size) for size in (3, 5, 7)), NoDenoising()],
     ids=str,
 )
-def test_planes_are_filtered_to_the_bits_of_tiles(denoiser: Pixelwise, dtype: str) -> None:
+def test_planes_are_filtered_to_the_bits_of_tiles(
+    monkeypatch: pytest.MonkeyPatch, denoiser: Pixelwise, dtype: str, values: tuple[float, float] | None
+) -> None:
+    monkeypatch.setattr(inner_tiles, "STRIP", 30)
     reach = denoiser.receptive_field() or 0
-    options = tiling(depth=((reach, reach),) * 2)
+    options = tiling(depth=((reach, reach),) * 2, range=values)
     pixels = np.random.default_rng(0).normal(50, 20, (2, 3, 100, 120)).clip(0, 127).astype(dtype)
     whole, core = Region((0, 0), (100, 120)), Region((10, 0), (90, 101))
     filter_plane = denoiser.plane_filter()
     assert filter_plane is not None
-    runner = PlaneRunner(filter_plane, pytest.fail, 4)  # no tile is needed
+    runner = PlaneRunner(filter_plane, pytest.fail, options, pixels.dtype.name)  # no tile is needed
     with runner.launch(runner.stage(pixels, {}), whole, core, 3).borrowed() as got:
         want = TileRunner(denoiser.build(), Device(), options, "filter")(pixels, whole, core, 3, {})
-        assert got.dtype == want.dtype == np.float32
-        np.testing.assert_array_equal(got, want)
+        assert got.dtype == pixels.dtype.name
+        np.testing.assert_array_equal(got, to_dtype(want, got.dtype))
 
 
 @pytest.mark.parametrize("hurt", ["nan", "side"])
@@ -155,7 +162,7 @@ def test_planes_that_need_more_than_a_filter_are_cut_into_tiles(hurt: str) -> No
 
     filter_plane = denoiser.plane_filter()
     assert filter_plane is not None
-    runner = PlaneRunner(filter_plane, make_tiles, 4)
+    runner = PlaneRunner(filter_plane, make_tiles, tiling(), "float32")
     with runner.launch(runner.stage(pixels, sides), whole, whole, 1).borrowed() as got:
         np.testing.assert_array_equal(got, make_tiles()(pixels, whole, whole, 1, sides))
 

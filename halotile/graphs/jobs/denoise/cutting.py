@@ -24,7 +24,7 @@ from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.gpu import BUFFERS
-from halotile.tasks.inner_tiles import Roles
+from halotile.tasks.inner_tiles import STRIP, Roles
 from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.trials.gpu_trial import Tuned
 
@@ -61,14 +61,15 @@ def footprint_of(task: DenoiseTask, chunk: tuple[int, ...], tuned: Tuned | None 
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
     window = math.prod(tile_window(task)[1]) * channels * tiling.scale ** len(tiling.tile)
     own_bytes = denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid)
-    # A plane is filtered as float32, from a copy where it is stored otherwise.
-    plane = 8 * task.roles.spatial_part(middle.window).size if task.plane_filter() else 0
+    height, *across = task.roles.spatial_part(middle.window).shape
+    # A strip of a plane as it is read, converted, filtered and converted back.
+    strip = 16 * min(height, STRIP + sum(tiling.depth[0])) * math.prod(across) if task.plane_filter() else 0
     return common | {
         needs.PROCESS: needs.IMPORTS_BYTES,
         needs.READ: read * (1 + sides) * (1 + task.overlap),
         # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
         needs.WRITTEN: result * (2 + task.overlap) + encode,
-        needs.TILES: max(plane, int(window * tiling.batch * (own_bytes + 4 * (2 + sides)))),
+        needs.TILES: strip or int(window * tiling.batch * (own_bytes + 4 * (2 + sides))),
     }
 
 
