@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Array
@@ -109,11 +110,10 @@ def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:
 
 def _local_mean(pixels: Values) -> Values:
     """Mean of the finite pixels of the 5 x 5 around each; NaN without any."""
-    from scipy.ndimage import convolve1d
-
-    sums = [np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64)]
-    for axis in (0, 1):
-        sums = [convolve1d(part, np.ones(5), axis, mode="constant") for part in sums]
+    sums = [
+        sliding_window_view(np.pad(part, 2), (5, 5)).sum((-2, -1))
+        for part in (np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64))
+    ]
     with np.errstate(invalid="ignore"):
         mean: Values = sums[0] / sums[1]
     return mean

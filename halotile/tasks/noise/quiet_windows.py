@@ -233,11 +233,11 @@ def _measured_means(windows: Values) -> tuple[Values, Values]:
 
 def without_marks(squares: Sequence[Values]) -> Sequence[Values]:
     """The squares with NaN for a least or largest value that is farther from all others than these from each other: no light has it."""
-    values = np.unique(finite_values(squares))
-    if len(values) < 4:
+    values = finite_values(squares)
+    if not len(inner := values[(values > values.min(initial=math.inf)) & (values < values.max(initial=-math.inf))]):
         return squares
-    gaps, width = np.diff(values), values[-2] - values[1]
-    marks = [end for end, gap in ((values[0], gaps[0]), (values[-1], gaps[-1])) if gap > width]
+    low, high, first, last = float(values.min()), float(values.max()), float(inner.min()), float(inner.max())
+    marks = [end for end, gap in ((low, first - low), (high, high - last)) if gap > last - first > 0]
     return [np.where(np.isin(square, marks), np.nan, square) for square in squares] if marks else squares
 
 
