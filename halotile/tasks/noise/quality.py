@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Array
@@ -110,10 +109,11 @@ def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:
 
 def _local_mean(pixels: Values) -> Values:
     """Mean of the finite pixels of the 5 x 5 around each; NaN without any."""
-    sums = [
-        sliding_window_view(np.pad(part, 2), (5, 5)).sum((-2, -1))
-        for part in (np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64))
-    ]
+    (rows, columns), sums = pixels.shape, []
+    for part in (np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64)):
+        padded = np.pad(part, 2)
+        across = np.sum([padded[:, n : n + columns] for n in range(5)], 0)
+        sums.append(np.sum([across[n : n + rows] for n in range(5)], 0))
     with np.errstate(invalid="ignore"):
         mean: Values = sums[0] / sums[1]
     return mean
