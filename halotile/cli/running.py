@@ -1,5 +1,7 @@
 """A job run from the command line, for one image or for many: its plan, and its output before, during and after the run."""
 
+from __future__ import annotations
+
 import math
 import re
 import time
@@ -7,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,13 +31,14 @@ from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.sections import Job, jobs_of, takes_many
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import check_outputs, count_done
-from halotile.graphs.runs.driver import ManyOutcomes, ManyPlans, plan_many, run, run_many
-from halotile.graphs.submission import has_begun
 from halotile.graphs.waiting import no_report
 from halotile.graphs.words import bytes_text, counted, first_line, rate_text, seconds_text
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.opening import copy_of
+
+if TYPE_CHECKING:  # it imports dask, which plans do without
+    from halotile.graphs.runs.driver import ManyOutcomes, ManyPlans
 
 
 def show(job: Job, asked: RunOptions) -> None:
@@ -104,6 +107,8 @@ def go(job: Job, asked: RunOptions, *, quiet: bool = False) -> None:
         serve(RunDirectory.beside(job.place).path)
         return
     _import_for_workers(job)
+    from halotile.graphs.runs.driver import run
+
     with _among_copies(job):
         report_line = no_report if quiet else complain
         plan = make_plan(job, fresh=asked.fresh, same_input=asked.same_input, report=report_line)
@@ -166,6 +171,8 @@ def go_through_images(
     In a batch job, ``directory`` keeps the status of all images, and ``fresh`` is for images that were not begun ``since`` its submission.
     """
     _import_for_workers(job)
+    from halotile.graphs.runs.driver import run_many
+
     many = plan_images(job, asked, quiet=quiet, since=since)
     many.check_disk()
     planned = time.perf_counter()
@@ -203,6 +210,9 @@ def go_through_images(
 
 def plan_images(job: Job, asked: RunOptions, *, quiet: bool, since: float = math.inf) -> ManyPlans:
     """Plan each image; ``fresh`` is for those that were not begun ``since``."""
+    from halotile.graphs.runs.driver import plan_many
+    from halotile.graphs.submission import has_begun
+
     if copy_of() is not None:
         raise ConfigError(
             "input.path is a pattern, which one copy of the command takes. Start it without mpirun and srun."

@@ -65,6 +65,10 @@ def reconstruction(tmp_path: Path) -> Path:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine that remembers what it was asked."""
     made = Engine()
-    for name in ("make_plan", "run", "count_done", "check_outputs"):
-        monkeypatch.setattr(f"halotile.cli.running.{name}", getattr(made, name))
+    for place, names in (
+        ("cli.running", ("make_plan", "count_done", "check_outputs")),
+        ("graphs.runs.driver", ("run",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(f"halotile.{place}.{name}", getattr(made, name))
     return made
