@@ -5,6 +5,9 @@ requirements-oracles.txt installs them.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +149,52 @@ def test_viewers_show_outputs_in_levels_with_names(make: Any, tmp_path: Path, mo
         found = facts | {"scales": facts.get("scales", [expected.scale])[0], "x": facts.get("x", wanted["x"])[:2]}
         assert {name: found.get(name, wanted[name]) for name in wanted} == wanted
         assert all(low < high <= np.iinfo(pixels.dtype).max for low, high in facts.get("limits", ()))
+
+
+NAPARI = """
+import json, sys
+import napari, numpy
+viewer = napari.Viewer(show=False)
+print(json.dumps([
+    {
+        "name": layer.name,
+        "colour": (255 * layer.colormap.colors[-1][:3]).round().tolist(),
+        "limits": list(map(float, layer.contrast_limits)),
+        "scale": list(map(float, layer.scale)),
+        "units": list(map(str, layer.units)),
+        "shapes": [level.shape for level in layer.data],
+        "sum": int(numpy.asarray(layer.data[0]).sum(dtype="int64")),
+    }
+    for layer in viewer.open(sys.argv[1], plugin="napari-ome-zarr")
+]))
+viewer.close()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", CASES)
+def test_napari_itself_shows_outputs(make: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """In an environment of its own, on a screen that Xvfb emulates."""
+    python = os.environ.get("NAPARI_PYTHON") or pytest.skip("NAPARI_PYTHON names no Python with napari")
+    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
+    pixels, expected, path = make(tmp_path / "in.tif"), CASES[make], tmp_path / "out.zarr"
+    run_inline(job_of(tmp_path / "in.tif", path, "none", shard=32, chunk=16))
+    command = ["xvfb-run", "-a", python, "-c", NAPARI, str(path)]
+    layers = json.loads(subprocess.run(command, capture_output=True, timeout=300, check=True).stdout.splitlines()[-1])
+    at = expected.axes.index("c")
+    each = np.moveaxis(pixels, at, 0)
+    assert [layer["name"] for layer in layers] == expected.names
+    assert [layer["colour"] for layer in layers] == [[*bytes.fromhex(colour)] for colour in expected.colours]
+    assert [layer["sum"] for layer in layers] == each.sum((*range(1, each.ndim),), dtype="int64").tolist()
+    scale, units = (
+        [*part[:at], *part[at + 1 :]] for part in (expected.scale, [unit or "pixel" for unit in expected.units])
+    )
+    for number, layer in enumerate(layers):
+        assert (layer["scale"], layer["units"]) == (pytest.approx(scale), units)
+        rows = [shape[-2:] for shape in layer["shapes"]]
+        assert rows == [[-(-96 // n), -(-80 // n)] for n in (1, 2, 4)]
+        assert not expected.limits or layer["limits"] == expected.limits[number]
 
 
 FIVE, TEN = noisy_image((5, 96, 80), "uint16"), noisy_image((2, 5, 96, 80), "uint16")
