@@ -204,10 +204,11 @@ def _line_from(line: Values, terms: Values, y: Values) -> tuple[int, tuple[float
     for _ in range(ROUNDS):
         near = y < line * (1 + OUTLYING * spread)
         weights = near / line**2
-        normal = (terms * weights[:, None]).T @ terms
+        weighted = (terms * weights[:, None]).T
+        normal = weighted @ terms
         if not np.linalg.det(normal):
             return 0, (float(y.mean()), 0.0, 0.0)
-        found = np.linalg.solve(normal, (terms * weights[:, None]).T @ y)
+        found = np.linalg.solve(normal, weighted @ y)
         before, line = line, np.maximum(terms @ found, least)
         if (np.abs(line - before) <= 1e-6 * np.abs(before)).all():
             break
