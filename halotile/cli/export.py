@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from halotile.cli.arguments import ExportRequest, ImageRequest, PreviewRequest
 from halotile.errors import ConfigError
 from halotile.graphs.words import bytes_text, counted, shape_text, size_text
+from halotile.storage.disk.object_path import full_path
+from halotile.storage.run_directory.directory import RunDirectory
 
 if TYPE_CHECKING:
     from halotile.storage.images.planes import Planes
@@ -94,7 +96,15 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
     limits = f"black is {drawn.low:g}, white {drawn.high:g}"
     if images[0].blend:
         limits = f"channels {', '.join(channel_names(images[0].source))} in their colours"
-    return f"{request.file}: {size_text(drawn.shape)}{averaging}; {limits}{phase}{_plane_text(images[0])}"
+    text = f"{request.file}: {size_text(drawn.shape)}{averaging}; {limits}{phase}{_plane_text(images[0])}"
+    paths = [path for path in (request.path, request.against) if path is not None and _is_unfinished(path)]
+    return "".join([text, *(f"; the run of {path} is not finished, and its missing blocks are 0" for path in paths)])
+
+
+def _is_unfinished(path: str) -> bool:
+    """True for the output of a run that has not finished."""
+    status = RunDirectory.beside(full_path(path)).read_status()
+    return status is not None and status.get("state") != "finished"
 
 
 def _plane_text(planes: Planes) -> str:

@@ -20,7 +20,7 @@ from halotile.storage.stored_array import StoredArray, read_error
 __all__ = ["Source", "open_array", "open_source", "planes_last"]
 
 _SUPPORTED = (
-    "Zarr v2 and v3 arrays, OME-Zarr 0.4 and 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
+    "Zarr v2 and v3 arrays, OME-Zarr 0.1 to 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
     'HDF5 (with pip install "halotile[hdf5]"), PNG and JPEG ("halotile[images]"), and CZI, ND2, LIF and VSI ("halotile[bioio]")'
 )
 
@@ -177,7 +177,7 @@ def _describe(path: Path) -> str:
             start = file.read(8)
         if start == b"SIMPLE  ":
             return f'a FITS file (store its image by numpy.save("{path.stem}.npy", astropy.io.fits.getdata("{path.name}")))'
-        return f"a file that begins with {start!r}" if start else "an empty file"
+        return f"a file that begins with {repr(start)[1:]}" if start else "an empty file"
     entries = sorted(path.iterdir())
     stores = [e.name for e in entries if any((e / name).exists() for name in ZARR_FILES)]
     if stores:

@@ -98,7 +98,9 @@ def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0", batch: 
     written(folder, "exact")
     scan = halotile.ptychography.open(folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window))
     with halotile.ptychography.Adam(scan, workers=int(workers)) as adam:
-        return {"seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=int(batch))}
+        return {
+            "seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=int(batch), lr=1e-3)
+        }  # no faster one suits all sizes
 
 
 class RepeatedScan:

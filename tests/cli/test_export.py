@@ -24,6 +24,7 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.lengths import AT_BEST, AT_WORST, MEASURED
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.scan import PatternComparison, ScanResult
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.faults import run_python
@@ -179,6 +180,10 @@ def test_the_whole_is_drawn_small_a_region_with_the_contrast_asked_for_and_two_s
     assert refused("preview", "a.npy", "a.png") == said
     words = ("--region", "10:30,5:50", "--range", "-1000", "4000", "--overwrite", "--quiet")
     assert printed("preview", "a.npy", "a.png", *words) == ""
+    (run := RunDirectory.beside(pictures / "a.npy")).create()
+    run.write_status({"state": "running"})
+    missing = "; the run of a.npy is not finished, and its missing blocks are 0\n"
+    assert printed("preview", "a.npy", "a.png", *words[:-1]).endswith(missing)
     part = PICTURE[10:30, 5:50].astype(float)
     assert np.array_equal(read_png(pictures / "a.png"), ((part + 1000) / 5000 * 255).round())
     np.save(pictures / "b.npy", PICTURE // 2)

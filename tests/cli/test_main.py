@@ -205,8 +205,8 @@ WRONG_USAGE = [
     ("run c.yaml --wrokers 2", ""),
     ("run c.yaml --workers two", "'two' is not a whole number; write one such as 4."),
     ("resume {folder}/config.yaml", "is a job file. To continue its run, write: recon-cli run "),
-    ("verify {folder}/noisy.npy", "noisy.npy is no output that a run wrote"),
-    ("verify {folder}/config.yaml", "config.yaml is no output that a run wrote"),
+    ("verify {folder}/noisy.npy", "noisy.npy is not the output of a run"),
+    ("verify {folder}/config.yaml", "config.yaml is not the output of a run"),
 ]
 
 

@@ -171,6 +171,7 @@ def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
     for folder in ("scans", "linked"):
         job = load_denoising(place / "job.yaml", [f"input.path={folder}/*", "output.path=scans/{stem}.zarr"])
         assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
+    assert load_denoising(place / "job.yaml", ["output.path={stem}.zarr"]).output.path.endswith("/{stem}.zarr")
 
 
 def test_wrong_patterns_are_refused(config: Path) -> None:

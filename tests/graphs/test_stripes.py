@@ -394,6 +394,17 @@ def test_every_channel_is_looked_at_and_named(tmp_path: Path) -> None:
     assert inspection.rows[0][1].endswith("; looked at 12 of 36 planes, t=0, stain 0 to t=2, stain 11")
 
 
+def test_values_that_the_type_clipped_are_no_fault_of_the_denoiser(tmp_path: Path) -> None:
+    noise = 3 * np.random.default_rng(0).standard_normal((256, 256))
+    np.save(tmp_path / "a.npy", (natural("camera")[128:384, 128:384] - 100 + noise).astype(np.float32))
+    for name, options in (("none", {}), ("gaussian", {"sigma": 1.0})):
+        job = job_of(tmp_path / "a.npy", tmp_path / f"{name}.zarr", name, options, output={"dtype": "uint8"})
+        (warning,) = inspected(job).warnings
+        assert re.fullmatch(
+            r"about \d\d % of the pixels .* range of uint8, 0 to 255, .* output\.dtype: float32", warning
+        )
+
+
 def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
     counts = 4.0 * np.random.default_rng(0).poisson(retina()[300:812, 300:812, 1] / 4) + 100
     counts[50:200, 100:300] = 1e6

@@ -249,7 +249,7 @@ def test_a_path_without_an_image_is_refused_with_what_is_there(tmp_path: Path, m
         "new/a.npy": f"new/a.npy: nothing is there, for there is no new in {tmp_path}",
         tmp_path / "link.npy": f"nothing is there, for {tmp_path}/{gone}",
         tmp_path / "scans" / "new" / "a.npy": "for .*/scans is a link to loop, where nothing is. Repair it",
-        "a.gif": r"begins with b'GIF89a",
+        "a.gif": r"begins with 'GIF89a",
         "a.tif": "an empty file",
         "a.txt": "no format here reads. Readable: Zarr.*TIFF",
         tmp_path: r"inside it: a\.zarr; name one of these",

@@ -309,6 +309,13 @@ def test_an_image_without_noise_shows_none() -> None:
         assert fit is None or fit.gain == 0
 
 
+@pytest.mark.parametrize("unit", [1e300, 1e-300])
+def test_values_may_have_no_squares(unit: float) -> None:
+    pixels = np.random.default_rng(0).standard_normal((256, 256)) + 5
+    fits = [fit_noise(windows_of([scale * pixels])) for scale in (1.0, unit)]
+    assert fits[0] and fits[1] and fits[1].level / unit == pytest.approx(fits[0].level, rel=1e-2)
+
+
 def test_the_inverse_is_unbiased() -> None:
     for mean, read_sigma in itertools.product((0.5, 1.0, 2.0, 5.0, 20.0, 200.0), (0.0, 1.0, 4.0)):
         rng = np.random.default_rng(0)

@@ -69,7 +69,9 @@ def _override(document: Document, text: str) -> Document:
             'as --set "operators[0].noise_sigma=0.05".'
         )
     origin = f"--set {key.strip()}"
-    parsed = read_text(value, origin)
+    parsed = read_text(
+        json.dumps(value) if value.startswith("{stem}") else value, origin
+    )  # no mapping, but a file name
     if parsed.problems:
         raise ConfigError(f"{origin}: {parsed.problems[0].message}.")
     return document.put(path, parsed.tree, origin)

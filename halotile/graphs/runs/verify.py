@@ -64,7 +64,7 @@ def verify(
     check_reachable(path, "the output")
     directory = RunDirectory.beside(path).of_run()
     if not path.name or (path.exists() and not path.is_dir() and not directory.path.is_dir()):
-        raise OutputRefused(f"{path} is no output that a run wrote. Give the output.path of a job.")
+        raise OutputRefused(f"{path} is not the output of a run. Give the output.path of a job.")
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
         stored = None

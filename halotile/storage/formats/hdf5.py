@@ -1,6 +1,7 @@
 """Datasets in HDF5 files."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         node = file.get(dataset)
         if isinstance(node, h5py.Dataset):
             return dataset, node
-        raise InputError(f"dataset is {dataset!r}, but the file has no such dataset. {_list_datasets(h5py, file)}")
+        raise InputError(
+            f"dataset is {dataset!r}, but the file has no such dataset. {_listed(_datasets(h5py, file) | _linked_datasets(h5py, file))}"
+        )
     # Links come second, because they often name a dataset of the same file again.
     for datasets in (_datasets(h5py, file), _linked_datasets(h5py, file)):
         images = {name: d for name, d in datasets.items() if len(d.shape or ()) >= 2}
@@ -77,8 +80,7 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         if images:
             break
     raise InputError(
-        f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. "
-        + _list_datasets(h5py, file)
+        f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. " + _listed(images)
     )
 
 
@@ -132,8 +134,7 @@ def _linked_datasets(h5py: Any, file: Any) -> dict[str, Any]:
     return datasets
 
 
-def _list_datasets(h5py: Any, file: Any) -> str:
-    """The part of an error message that lists the datasets."""
-    datasets = _datasets(h5py, file) | _linked_datasets(h5py, file)
-    shown = [f"{name} {d.dtype} {d.shape}" for name, d in datasets.items()]
+def _listed(datasets: Mapping[str, Any]) -> str:
+    """The part of an error message that lists datasets."""
+    shown = [f"{name} {d.dtype.name} {d.shape}" for name, d in datasets.items()]
     return f"Write dataset: one of {'; '.join(shown)}." if shown else "It holds no datasets at all."

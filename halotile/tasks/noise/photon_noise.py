@@ -53,7 +53,8 @@ class PhotonNoise(NamedTuple):
     @property
     def variance(self) -> Values:
         """Variance of the noise less ``gain`` times the value of the pixel."""
-        variance: Values = self.read_sigma**2 - self.gain * self.offset
+        with np.errstate(over="ignore"):  # infinite for values that have no squares
+            variance: Values = self.read_sigma**2 - self.gain * self.offset
         return variance
 
 
@@ -197,4 +198,4 @@ def noise_of_plane(squares: Sequence[Values]) -> tuple[PlaneLevel, float, float]
         return found, fit.gain, fit.variance
     values = finite_values(squares)
     is_whole = values.any() and not np.any(values % 1)
-    return found, 0.0, max(found.level**2, ROUNDED * is_whole) if found.level > 0 else 0.0
+    return found, 0.0, max(found.level * found.level, ROUNDED * is_whole) if found.level > 0 else 0.0

@@ -112,13 +112,13 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
         even, *_ = _quiet_line(np.zeros((len(x), 0)), variances, around)
         fraction, power = math.frexp(math.sqrt(even))
         rounded = math.ldexp(round(fraction * 2**DIGITS), power - DIGITS) * unit
-        return Fit(0.0, rounded**2, rounded, is_clear=False, share=share)
+        return Fit(0.0, rounded * rounded, rounded, is_clear=False, share=share)
     mean = float(np.maximum(gain * (all_means - middle) + level, 0).mean())
     is_clear = bool(gain > CLEAR * deviation and bright > CLEAR_RATIO * dark)
     if is_clear and not whole.all() and whole.mean() * share > ENOUGH_ARE_WHOLE:  # or dark noise may have been cut off
         found: Any = (part[whole] for part in (means, variances, around, means, whole))
         is_clear = (rest := fit_noise(PlaneWindows(exponent, *found))) is None or rest.is_clear
-    return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
+    return Fit(gain * unit, (level - gain * middle) * unit * unit, math.sqrt(mean) * unit, is_clear, share)
 
 
 def windows_of(squares: Sequence[Values], *, whole: bool = False) -> PlaneWindows | None:

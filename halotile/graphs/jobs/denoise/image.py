@@ -168,10 +168,8 @@ def open_sides(image: JobImage, denoiser: Denoiser, names: Collection[str]) -> d
         check_whole(side.path)
         side = side.arranged_as(original)  # it has its axes as the file of the image has them
         if side.shape not in (source.shape, spatial_shape):
-            raise InputError(
-                f"{key} has shape {side.shape}. Give it the image's shape {source.shape} "
-                f"or that of its tiled axes {spatial_shape}.{without}"
-            )
+            tiled = "" if spatial_shape == source.shape else f" or that of its tiled axes {spatial_shape}"
+            raise InputError(f"{key} has shape {side.shape}. Give it the image's shape {source.shape}{tiled}.{without}")
         sides[name] = side
     return sides
 

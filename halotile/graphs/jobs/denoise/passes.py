@@ -5,6 +5,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from halotile.tasks.trials.gpu_trial import Tuned
 # Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are
 # more channels.
 PLANES, PLACES, CHANNELS = 4, 16, 64
+# Noise levels beyond the range of a type from which a pixel counts as clipped, and the share from which a run warns.
+CLIPPED, LEAST_CLIPPED = 3.0, 1e-3
 
 
 # Seconds of computing that the faint detail may take, share of a run, and seconds until PyTorch is loaded.
@@ -61,8 +64,9 @@ def inspect_residual(
         residual = _of_plane(task, result, place, max(1, PLACES // len(places)), shown)
         if residual and residual.ratio > 0:
             found[place] = residual
+    cut_off = _clipping_warning(shown, result.dtype)
     if not found:
-        return base.Inspection()
+        return base.Inspection(warnings=(cut_off,)) if cut_off else base.Inspection()
     figures = [
         {"plane": place_text(roles, place), "ratio": r.ratio, **r.structure_json(), "shift": r.shift}
         for place, r in found.items()
@@ -70,7 +74,9 @@ def inspect_residual(
     labels, residuals = _labels(main), list(found.values())
     planes = (place_text(roles, place).split(", ") for place in found)
     names = [", ".join(labels.get(part, part) for part in plane) for plane in planes]  # such as t=0, DAPI
-    warnings = [residual_warning(names, residuals, striped.notes), shift_warning(names, residuals)]
+    warnings = [cut_off]
+    if not cut_off:  # else the denoiser is not to blame
+        warnings = [residual_warning(names, residuals, striped.notes), shift_warning(names, residuals)]
     count = math.prod(main.source.shape[i] for i in roles.looped)
     rows, more = [residual_row(names, residuals, count)], {}
     detail: tuple[FaintDetail, ...] = ()
@@ -156,6 +162,24 @@ def _of_plane(
         residuals.append(residual[0])
     plane = crops[0].plane
     return Residual.from_images(residuals, (plane[0], plane[1]))
+
+
+def _clipping_warning(shown: Sequence[base.InspectedPlace], dtype: np.dtype[Any]) -> str:
+    """Return a warning where a type of whole numbers clipped values by more than noise; empty where not."""
+    if dtype.kind not in "iu":
+        return ""
+    ends = np.iinfo(dtype)
+    clipped = [
+        (part.before < ends.min) & (part.residual < -CLIPPED) | (part.before > ends.max) & (part.residual > CLIPPED)
+        for part in shown
+    ]
+    share = float(np.mean([each.mean() for each in clipped])) if clipped else 0.0
+    if share < LEAST_CLIPPED:
+        return ""
+    return (
+        f"about {100 * share:.2g} % of the pixels of the image are outside the range of {dtype}, {ends.min} to {ends.max}, and were clipped. "
+        "Write output.dtype: float32"
+    )
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:
