@@ -312,8 +312,10 @@ def test_an_image_without_noise_shows_none() -> None:
 @pytest.mark.parametrize("unit", [1e300, 1e-300])
 def test_values_may_have_no_squares(unit: float) -> None:
     pixels = np.random.default_rng(0).standard_normal((256, 256)) + 5
-    fits = [fit_noise(windows_of([scale * pixels])) for scale in (1.0, unit)]
-    assert fits[0] and fits[1] and fits[1].level / unit == pytest.approx(fits[0].level, rel=1e-2)
+    one, other = (fit_noise(windows_of([scale * pixels])) for scale in (1.0, unit))
+    assert one is not None
+    assert other is not None
+    assert other.level / unit == pytest.approx(one.level, rel=1e-2)
 
 
 def test_the_inverse_is_unbiased() -> None:
