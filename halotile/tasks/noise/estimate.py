@@ -239,11 +239,12 @@ def sampled_planes(
     *,
     apart: Sequence[int] = (),
     skips: bool = False,
+    squares: int = SAMPLES,
 ) -> Iterator[tuple[tuple[int, ...], list[NDArray[np.float64]]]]:
     """Yield the place of each plane on the looped axes, with the squares that are sampled of it; NaN where they are not finite.
 
     Of more planes than ``most``, as many are taken, spread evenly: at each index of the looped axes numbered ``apart``. Planes that cannot be read
-    raise, unless ``skips`` is True.
+    raise, unless ``skips`` is True. ``squares``: the most that are read of a plane.
     """
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
@@ -258,6 +259,7 @@ def sampled_planes(
         groups.setdefault(tuple(place[n] for n in apart), []).append(place)
     wanted = {each for group in groups.values() for each in spread_evenly(group, most or len(group))}
     regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
+    regions = regions[:: -(-len(regions) // squares)]
     plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
     for planes in planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
         places = [place for place in np.ndindex(planes.shape) if tuple(np.add(planes.start, place).tolist()) in wanted]

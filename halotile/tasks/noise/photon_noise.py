@@ -180,8 +180,7 @@ def survey_planes(
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters
-        for place, sampled in sampled_planes(source, spatial, looped, PLANES, skips=True):
-            squares = sampled[:: -(-len(sampled) // SURVEYED)]
+        for place, squares in sampled_planes(source, spatial, looped, PLANES, skips=True, squares=SURVEYED):
             values, (level, gain, variance) = finite_values(squares), noise_of_plane(squares)
             low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
             defects = sum(len(outliers(square, gain, variance)) for square in squares)
