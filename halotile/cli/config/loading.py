@@ -69,9 +69,8 @@ def _override(document: Document, text: str) -> Document:
             'as --set "operators[0].noise_sigma=0.05".'
         )
     origin = f"--set {key.strip()}"
-    parsed = read_text(
-        json.dumps(value) if value.startswith("{stem}") else value, origin
-    )  # no mapping, but a file name
+    # {stem}.zarr is a file name, not a mapping.
+    parsed = read_text(json.dumps(value) if value.startswith("{stem}") else value, origin)
     if parsed.problems:
         raise ConfigError(f"{origin}: {parsed.problems[0].message}.")
     return document.put(path, parsed.tree, origin)

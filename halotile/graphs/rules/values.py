@@ -196,7 +196,7 @@ def _output_name(value: str) -> str | None:
     """Return the fault of the last part of an output's path, if it has one.
 
     >>> _output_name("scans/out.tif")
-    'scans/out.tif is not a name of a Zarr, which a run writes; write scans/out.zarr, and `recon-cli export scans/out.zarr scans/out.tif` makes a TIFF of it'
+    'scans/out.tif is not the name of a Zarr, and a run writes one; write scans/out.zarr, and `recon-cli export scans/out.zarr scans/out.tif` makes a TIFF of it'
     """
     path = PurePath(value)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
@@ -210,7 +210,7 @@ def _output_name(value: str) -> str | None:
     command, kind = _COMMANDS[image.suffix.lower()]
     image = PurePath(image.name) if "://" in value else image
     return (
-        f"{value} is not a name of a Zarr, which a run writes; write {zarr}, and "
+        f"{value} is not the name of a Zarr, and a run writes one; write {zarr}, and "
         f"`recon-cli {command} {zarr} {image}` makes {kind} of it"
     )
 

@@ -80,7 +80,7 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         if images:
             break
     raise InputError(
-        f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. " + _listed(images)
+        f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. {_listed(images)}"
     )
 
 
