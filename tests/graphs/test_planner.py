@@ -22,7 +22,7 @@ from halotile.graphs.jobs.denoise import plan as denoise_plan
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import plan
-from halotile.graphs.plans.needs import DECODED, READ
+from halotile.graphs.plans.needs import DECODED, READ, TILES
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.arrays import open_source
@@ -242,6 +242,16 @@ def test_workers_without_memory_are_refused(tmp_path: Path, monkeypatch: MonkeyP
     monkeypatch.setattr(plan, "check_job", lambda _: None)
     elsewhere = planned(tmp_path, SMALL, run={"workers": 3}).job
     make_plan(replace(elsewhere, run=replace(elsewhere.run, workers=500), cluster=Cluster(kind="elsewhere")))
+
+
+def test_a_filter_of_planes_has_room_for_the_tiles_of_holes(tmp_path: Path) -> None:
+    tile = {"size": 512, "batch": 4}
+    plan = planned(
+        tmp_path, ((700, 900), "float32", 250), "gaussian", {"sigma": 1.0}, shard="auto", chunk="auto", tile=tile
+    )
+    pixels, denoiser = 4 * 512**2, support.work_of(plan).task.denoiser
+    assert denoiser.plane_filter() is not None
+    assert support.footprint_of(plan)[TILES] >= pixels * denoiser.bytes_per_pixel()
 
 
 def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_path: Path) -> None:

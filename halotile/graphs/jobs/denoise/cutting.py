@@ -62,14 +62,14 @@ def footprint_of(task: DenoiseTask, chunk: tuple[int, ...], tuned: Tuned | None 
     window = math.prod(tile_window(task)[1]) * channels * tiling.scale ** len(tiling.tile)
     own_bytes = denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid)
     height, *across = task.roles.spatial_part(middle.window).shape
-    # A strip of a plane as it is read, converted, filtered and converted back.
+    # A strip of a plane as it is read, converted, filtered and converted back; a plane with holes is cut into tiles.
     strip = 16 * min(height, STRIP + sum(tiling.depth[0])) * math.prod(across) if task.plane_filter() else 0
     return common | {
         needs.PROCESS: needs.IMPORTS_BYTES,
         needs.READ: read * (1 + sides) * (1 + task.overlap),
         # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
         needs.WRITTEN: result * (2 + task.overlap) + encode,
-        needs.TILES: strip or int(window * tiling.batch * (own_bytes + 4 * (2 + sides))),
+        needs.TILES: max(strip, int(window * tiling.batch * (own_bytes + 4 * (2 + sides)))),
     }
 
 
